@@ -1,0 +1,1 @@
+"""Views for notebooks; the folder stands at the top level and imports as `seedkit.widgets`."""
