@@ -14,7 +14,7 @@ demo: $(READY)
 	$(BIN)/seedkit demo
 
 test: $(READY)
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --nbmake --nbmake-timeout=300 \
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n 2 --dist loadfile --nbmake --nbmake-timeout=300 \
 		--jaxtyping-packages=seedkit,beartype.beartype $(wildcard tests notebooks)
 
 lab: $(READY)

@@ -1,0 +1,177 @@
+"""Who writes the skills: the current policy (SEED), a frozen one, a rule, or a library (SDAR).
+
+One protocol, `write_skills(trajectories) → list[Skill]`, one skill a trajectory. A failure is a skill with a
+reason, and the reasons are counted; no signal is better than a wrong one. Leaves out for now: analyzers behind an
+endpoint, UCB retrieval.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from seedkit.analysis import parse_analysis
+from seedkit.envs.base import data_dir
+from seedkit.envs.household_skills import hindsight
+from seedkit.policy import Policy
+from seedkit.types import Skill, Task, Trajectory
+
+__all__ = [
+    "Analyzer",
+    "FrozenAnalyzer",
+    "PolicyAnalyzer",
+    "RuleAnalyzer",
+    "SkillError",
+    "SkillLibrary",
+    "parse_analysis",
+    "reasons",
+]
+
+MAX_ANALYSIS_TOKENS = 64
+
+
+class SkillError(ValueError):
+    """A skill file that cannot be used; names the file and what would be right."""
+
+
+class Analyzer(Protocol):
+    """Anything that turns finished trajectories into skills."""
+
+    def write_skills(self, trajectories: Sequence[Trajectory]) -> list[Skill]:
+        """One skill a trajectory, in order; a skill with a `reason` where none could be written."""
+        ...
+
+
+def reasons(skills: Sequence[Skill]) -> Counter[str]:
+    """Why skills are missing, counted; "ok" counts the ones that are there."""
+    return Counter("ok" if skill.ok else skill.reason or "empty" for skill in skills)
+
+
+class PolicyAnalyzer:
+    """The policy itself reads its finished episodes and writes the skill (SEED's analyzer; refreshed as it learns).
+
+    Args:
+        policy: the checkpoint that writes.
+        temperature: of the writing; 0 is greedy.
+        max_new_tokens: longest analysis; a longer one is cut, does not parse, and is counted.
+    """
+
+    author = "policy"
+
+    def __init__(
+        self, policy: Policy, *, temperature: float = 0.0, seed: int = 0, max_new_tokens: int = MAX_ANALYSIS_TOKENS
+    ) -> None:
+        self.policy, self.temperature, self.seed, self.max_new_tokens = policy, temperature, seed, max_new_tokens
+
+    def write_skills(self, trajectories: Sequence[Trajectory]) -> list[Skill]:
+        """Ask for the analysis of every trajectory and parse it."""
+        prompts = [self.policy.analysis_ids(t) for t in trajectories]
+        room = self.policy.max_length - self.max_new_tokens
+        fitting = [n for n, prompt in enumerate(prompts) if len(prompt) <= room]
+        answers = self.policy.generate(
+            [prompts[n] for n in fitting],
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            seeds=[self.seed + n for n in fitting],
+        )
+        texts = dict(zip(fitting, map(self.policy.decode, answers), strict=True))
+        version = self.policy.version
+        skills = []
+        for n, trajectory in enumerate(trajectories):
+            known = n in texts
+            skill = parse_analysis(texts[n], turns=len(trajectory.turns)) if known else Skill(reason="does not fit")
+            skills.append(replace(skill, author=self.author, source=trajectory.id, policy_version=version))
+        return skills
+
+
+class FrozenAnalyzer(PolicyAnalyzer):
+    """A copy of the policy as it is now, never refreshed (SEED's ablation "static analyzer")."""
+
+    author = "frozen policy"
+
+    def __init__(self, policy: Policy, **options) -> None:
+        super().__init__(policy.clone(), **options)
+
+
+class RuleAnalyzer:
+    """A deterministic annotator: Stage 1 without a network. `rule` maps a trajectory to the skill's text."""
+
+    def __init__(self, rule: Callable[[Trajectory], str] = hindsight) -> None:
+        self.rule = rule
+
+    def write_skills(self, trajectories: Sequence[Trajectory]) -> list[Skill]:
+        """Apply the rule; a trajectory that it cannot read gets a reason."""
+        skills = []
+        for trajectory in trajectories:
+            try:
+                skill = Skill(self.rule(trajectory))
+            except (ValueError, IndexError) as error:
+                skill = Skill(reason=f"rule: {error}")
+            skills.append(replace(skill, author="rule", source=trajectory.id))
+        return skills
+
+
+class SkillLibrary:
+    """Skills in Markdown files, found by task kind, else by keyword in the task text (SDAR's retrieval).
+
+    A file starts with a front matter of `kind: clean` and `keywords: clean, wash` between `---` lines; the rest is
+    the skill. Keywords match whole words of the task sentence only. A task that nothing matches gets a skill with
+    the reason "no match", or an error with `strict`.
+    """
+
+    def __init__(self, folder: Path | None = None, *, strict: bool = False) -> None:
+        folder = Path(folder) if folder is not None else data_dir() / "skills" / "household"
+        self.strict = strict
+        self.skills: dict[str, tuple[tuple[str, ...], str]] = {}
+        files = sorted(folder.glob("*.md"))
+        if not files:
+            raise SkillError(f"{folder}: no skill files (*.md)")
+        for path in files:
+            kind, keywords, text = _read_skill(path)
+            if kind in self.skills:
+                raise SkillError(f"{path}: a second file for kind {kind!r}")
+            self.skills[kind] = (keywords, text)
+
+    def find(self, kind: str, text: str) -> Skill:
+        """The skill for a task kind, else the one skill whose keyword stands in the task sentence."""
+        if kind in self.skills:
+            return Skill(self.skills[kind][1], author="library")
+        sentence = text.lower().rsplit("your task is to:", 1)[-1]
+        hits = [
+            body
+            for words, body in self.skills.values()
+            if any(re.search(rf"\b{re.escape(w)}\b", sentence) for w in words)
+        ]
+        if len(hits) == 1:
+            return Skill(hits[0], author="library")
+        reason = "no match" if not hits else "several match"
+        if self.strict:
+            raise SkillError(f"{reason}: no single library skill for the task {sentence.strip()!r}")
+        return Skill(author="library", reason=reason)
+
+    def write_skills(self, trajectories: Sequence[Trajectory]) -> list[Skill]:
+        """The library's skill for each trajectory's task."""
+        return [replace(self.find(t.task.kind, t.turns[0].observation), source=t.id) for t in trajectories]
+
+    def write_for(self, tasks: Sequence[Task]) -> list[Skill]:
+        """The library's skill for each task, by kind: what prompting puts into the student's context."""
+        return [self.find(task.kind, "") for task in tasks]
+
+
+def _read_skill(path: Path) -> tuple[str, tuple[str, ...], str]:
+    text = path.read_text(encoding="utf-8")
+    found = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL)
+    if not found:
+        raise SkillError(f"{path}: expected a front matter between two --- lines, then the skill")
+    fields = dict(re.findall(r"^(\w+):[ \t]*(.*?)[ \t]*$", found.group(1), re.MULTILINE))
+    for name in ("kind", "keywords"):
+        if not fields.get(name):
+            raise SkillError(f"{path}: the front matter lacks {name!r}")
+    body = " ".join(found.group(2).split())
+    if not body:
+        raise SkillError(f"{path}: the skill's text is empty")
+    return fields["kind"], tuple(w.strip().lower() for w in fields["keywords"].split(",") if w.strip()), body

@@ -1,0 +1,135 @@
+"""The `seedkit` command: thin calls of the package's own functions."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; errors the user can mend are one line on stderr and exit status 2."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.run_command(options)
+    except (ValueError, FileNotFoundError) as error:
+        print(f"seedkit {options.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; what was written is complete", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="seedkit", description="Agentic self-distillation, token by token.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    demo = commands.add_parser("demo", help="Stage 1, GRPO and SEED from the same start, a table and a report")
+    demo.add_argument("--out", type=Path, default=Path("runs/demo"))
+    demo.add_argument("--updates", type=int, default=24)
+    demo.add_argument("--panel", type=int, default=108, help="held-out tasks")
+    demo.add_argument("--seed", type=int, default=0)
+    demo.set_defaults(run_command=_demo)
+
+    build = commands.add_parser("build-policy", help="train household-tiny from scratch (up to 45 minutes)")
+    build.add_argument("--out", type=Path, default=Path("runs/household-tiny"))
+    build.set_defaults(run_command=_build)
+
+    train = commands.add_parser("train", help="Stage 2 with one method")
+    train.add_argument("--method", default="seed")
+    train.add_argument("--policy", default="household-tiny")
+    train.add_argument("--run", type=Path, required=True, help="run directory")
+    train.add_argument("--resume", action="store_true", help="go on with the run if it exists")
+    train.add_argument("--updates", type=int, default=24)
+    train.add_argument("--tasks", type=int, default=8, help="tasks an update")
+    train.add_argument("--group", type=int, default=8, help="episodes a task")
+    train.add_argument("--lr", type=float, default=None)
+    train.add_argument("--coef", type=float, default=None, help="λ; default: the method's")
+    train.add_argument("--beta", type=float, default=None, help="β; default: the method's")
+    train.add_argument("--seed", type=int, default=0)
+    train.add_argument("--validation", type=int, default=48, help="tasks of valid_seen to validate on; 0: none")
+    train.set_defaults(run_command=_train)
+
+    measure = commands.add_parser("evaluate", help="success on a panel, with its interval")
+    measure.add_argument("--policy", default="household-tiny")
+    measure.add_argument("--split", default="valid_unseen")
+    measure.add_argument("--tasks", type=int, default=108)
+    measure.add_argument("--episodes", type=int, default=2)
+    measure.add_argument("--temperature", type=float, default=0.4)
+    measure.add_argument("--seed", type=int, default=0)
+    measure.add_argument("--prompted", action="store_true", help="put the library's skill into the prompt")
+    measure.set_defaults(run_command=_evaluate)
+
+    doctor = commands.add_parser("doctor", help="what is here, what is missing and how to get it")
+    doctor.set_defaults(run_command=_doctor)
+    return parser
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from seedkit.demo import demo
+
+    demo(options.out, updates=options.updates, panel=options.panel, seed=options.seed)
+
+
+def _build(options: argparse.Namespace) -> None:
+    from seedkit.build import build_policy
+
+    build_policy(options.out)
+
+
+def _train(options: argparse.Namespace) -> None:
+    from seedkit.envs import make, spread
+    from seedkit.policy import load_policy
+    from seedkit.train import Stage2Config, stage2
+
+    env = make("household")
+    names = ("method", "updates", "tasks", "group", "coef", "beta", "seed")
+    given = {name: getattr(options, name) for name in names}
+    config = Stage2Config(**given | ({} if options.lr is None else {"lr": options.lr}))
+    validation = spread(env.panel("valid_seen"), options.validation)
+    rows = stage2(
+        load_policy(options.policy),
+        env,
+        env.panel("train"),
+        config,
+        run=options.run,
+        resume=options.resume,
+        validation=validation,
+        progress=True,
+    )
+    print(f"{options.method}: {len(rows)} updates, last training success {rows[-1]['success']:.2f} → {options.run}")
+
+
+def _evaluate(options: argparse.Namespace) -> None:
+    from seedkit.analyzer import SkillLibrary
+    from seedkit.envs import make, spread
+    from seedkit.evaluate import compare, evaluate, table
+    from seedkit.policy import load_policy
+
+    env = make("household")
+    tasks = spread(env.panel(options.split), options.tasks)
+    result = evaluate(
+        load_policy(options.policy),
+        env,
+        tasks,
+        episodes=options.episodes,
+        temperature=options.temperature,
+        seed=options.seed,
+        skills=SkillLibrary().write_for(tasks) if options.prompted else None,
+        progress=True,
+    )
+    print(table(compare([result], baseline=result.name)))
+    print(json.dumps(result.protocol))
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from seedkit.doctor import report
+
+    print(report())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

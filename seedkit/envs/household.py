@@ -1,0 +1,230 @@
+"""ALFWorld, played through `alfworld` and `textworld`: generated games out of the box, the official ones when there.
+
+Implements `reset` / `step` over the fast engine, committed panels (train, valid_seen, valid_unseen), and the
+official json_2.1.1 splits under ALFWORLD_DATA as `official/train`, `official/valid_seen`, `official/valid_unseen`.
+Transitions are remembered in a tree a game, so the members of a GRPO group pay for each one once.
+Leaves out: THOR (vision) and human-annotated goals.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from textworld.envs.pddl.pddl import PddlEnv
+
+from seedkit.envs.base import EnvError, cache_dir, data_dir, read_panel
+from seedkit.envs.household_engine import FastPddlEnv, LoadedGame, make_engine
+from seedkit.envs.household_games import ALFRED_TYPE, SpecError, build_game
+from seedkit.envs.household_skills import named_workflow
+from seedkit.types import Observation, Skill, Task, digest
+
+SPLITS = ("train", "valid_seen", "valid_unseen")
+MAX_STEPS = 30
+DOWNLOAD = "alfworld-download"
+# `alfworld` sets this variable itself when imported, so look before that happens.
+_OFFICIAL_ROOT = os.environ.get("ALFWORLD_DATA")
+_MOST_NODES = 300_000
+
+
+@dataclass
+class _Node:
+    """A situation in a game: what the player sees there and which operator led to it."""
+
+    observation: Observation
+    operator: int | None = None
+    children: dict[str, _Node] = field(default_factory=dict)
+
+
+class _Games:
+    """Loaded games and their known transitions, shared by an environment and its clones."""
+
+    def __init__(self) -> None:
+        self.roots: dict[str, tuple[LoadedGame, _Node]] = {}
+        self.nodes = 0
+        self.idle: list[
+            PddlEnv
+        ] = []  # an engine is a loaded library of its own: lent to one player, then to the next
+
+    def add(self, node: _Node) -> _Node:
+        self.nodes += 1
+        if self.nodes > _MOST_NODES:  # players keep the nodes they stand on; the rest can be derived again
+            self.roots.clear()
+            self.nodes = 0
+        return node
+
+
+class Household:
+    """One player of household games.
+
+    Args:
+        engine: "fast" (default; falls back to stock with a warning on an unchecked TextWorld) or "stock".
+    """
+
+    name = "household"
+    max_steps = MAX_STEPS
+
+    def __init__(self, engine: str = "fast", _shared: _Games | None = None) -> None:
+        if engine not in ("fast", "stock"):
+            raise EnvError(f"engine must be 'fast' or 'stock', got {engine!r}")
+        self.engine_name = engine
+        self._games = _shared or _Games()
+        self._engine: PddlEnv | None = None
+        self._done = True
+
+    def clone(self) -> Household:
+        """Another player on the same games."""
+        return Household(self.engine_name, self._games)
+
+    def close(self) -> None:
+        """Lend the engine on; the next `reset` takes another."""
+        if self._engine is not None:
+            self._games.idle.append(self._engine)
+            self._engine = None
+        self._done = True
+
+    def __del__(self) -> None:
+        self.close()
+
+    def panel(self, split: str) -> list[Task]:
+        """The tasks of `train`, `valid_seen`, `valid_unseen`, or of an official split (`official/valid_unseen`)."""
+        if split.startswith("official/"):
+            return official_panel(split.removeprefix("official/"))
+        if split not in SPLITS:
+            raise EnvError(f"no split {split!r}; there are {', '.join(SPLITS)} and official/…")
+        return read_panel(data_dir() / "household" / f"{split}.jsonl", self.name)
+
+    def game_file(self, task: Task) -> Path:
+        """The game.tw-pddl file that the task plays; generated games are written to the cache once."""
+        if "file" in task.spec:
+            return official_root() / task.spec["file"]
+        path = cache_dir() / "household" / f"{digest(task.spec, 16)}.tw-pddl"
+        if not path.exists():
+            spec = {k: v for k, v in task.spec.items() if k != "walkthrough"}
+            try:
+                game = build_game(spec, task.spec.get("walkthrough"))
+            except SpecError as error:
+                raise EnvError(f"task {task.id!r}: {error}") from error
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_suffix(f".{os.getpid()}.partial")
+            partial.write_text(json.dumps(game), encoding="utf-8")
+            os.replace(partial, path)
+        return path
+
+    def grammar(self, task: Task) -> str:
+        """ "move" or "put": how this game's grammar words placing an object (ALFWorld changed it in 0.4)."""
+        return _placing_verb(self.game_file(task))
+
+    def names_workflow(self, task: Task, skill: Skill) -> bool:
+        """Whether a skill spells out the workflow that the task's kind needs: the analyzer's accuracy."""
+        return skill.ok and named_workflow(skill.episode) == task.kind
+
+    def reset(self, task: Task) -> Observation:
+        """Start a task and return its first observation."""
+        if task.env != self.name:
+            raise EnvError(f"task {task.id!r} belongs to {task.env!r}, not to {self.name!r}")
+        self._done, self._ready = False, -1  # -1: the engine, if there is one, stands in some other game
+        key = digest([task.id, task.spec], 20)
+        if key not in self._games.roots:
+            engine = self._borrow()
+            engine.load(str(self.game_file(task)))
+            seen = self._see(engine.reset())
+            if not isinstance(engine, FastPddlEnv):
+                return seen
+            self._games.roots[key] = (engine.game, self._games.add(_Node(seen)))
+            self._ready = 0
+        self._game, self._node = self._games.roots[key]
+        self._path: list[int] = []
+        return self._node.observation
+
+    def step(self, action: str) -> Observation:
+        """Send one action; after the episode is done this is an error."""
+        if self._done:
+            raise EnvError("the episode is over (or never began): call reset(task)")
+        if self._engine is not None and not isinstance(self._engine, FastPddlEnv):
+            return self._see(self._engine.step(action)[0])
+        action = action.strip()
+        here = self._node.observation
+        if action not in here.admissible:
+            return Observation("Nothing happens.", here.admissible)
+        if action not in self._node.children:
+            engine = self._catch_up()
+            number = engine.number_of(action)
+            seen = self._see(engine.step(action)[0])
+            self._node.children[action] = self._games.add(_Node(seen, number))
+            self._ready += 1
+        self._node = self._node.children[action]
+        self._path.append(self._node.operator)  # type: ignore[arg-type]
+        self._done = self._node.observation.done
+        return self._node.observation
+
+    def _borrow(self) -> PddlEnv:
+        if self._engine is None:
+            self._engine = self._games.idle.pop() if self._games.idle else make_engine(self.engine_name == "fast")
+        return self._engine
+
+    def _catch_up(self) -> FastPddlEnv:
+        """An engine that stands where the player does, by replaying operators without deriving text."""
+        engine = self._borrow()
+        assert isinstance(engine, FastPddlEnv)
+        if self._ready < 0:
+            engine.load(self._game)
+            engine.restart()
+            self._ready = 0
+        for number in self._path[self._ready :]:
+            engine.apply(number)
+        self._ready = len(self._path)
+        engine.look_around()
+        return engine
+
+    def _see(self, state) -> Observation:
+        won = bool(state["won"])  # ALFWorld's reward: 1 when the goal holds, which also ends the episode
+        self._done = won
+        return Observation(state["feedback"], tuple(state["admissible_commands"]), float(won), won, won)
+
+
+@functools.lru_cache(maxsize=100_000)
+def _placing_verb(path: Path) -> str:
+    text = json.loads(path.read_text(encoding="utf-8"))["grammar"]
+    found = re.search(r'action\s+PutObject\s*\{\s*template\s*::\s*"(\w+)', text)
+    return found.group(1) if found else "unknown"
+
+
+def official_root() -> Path:
+    """The folder of ALFWorld's official games, or a clear error with the command that fetches them."""
+    root = Path(os.environ.get("SEEDKIT_ALFWORLD_DATA") or _OFFICIAL_ROOT or "~/.cache/alfworld").expanduser()
+    games = root / "json_2.1.1"
+    if not games.is_dir():
+        raise EnvError(
+            f"no official ALFWorld games in {root}: run `{DOWNLOAD}`, or set ALFWORLD_DATA to their folder"
+        )
+    return games
+
+
+def official_panel(split: str) -> list[Task]:
+    """Tasks of an official split, the solvable games of ALFWorld's six types, sorted by path."""
+    if split not in SPLITS:
+        raise EnvError(f"no official split {split!r}; there are {', '.join(SPLITS)}")
+    root = official_root()
+    kinds = {name: kind for kind, name in ALFRED_TYPE.items()}
+    tasks = []
+    for path in sorted((root / split).glob("*/*/game.tw-pddl")):
+        relative = path.relative_to(root).as_posix()
+        kind = kinds.get(relative.split("/")[1].split("-")[0])
+        if kind is None or "movable" in relative or "Sliced" in relative:
+            continue
+        try:
+            solvable = json.loads(path.read_text(encoding="utf-8")).get("solvable", False)
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise EnvError(f"{relative}: not a game file ({error}); fetch it again with `{DOWNLOAD}`") from error
+        if solvable:
+            tasks.append(Task(relative.rsplit("/", 1)[0], "household", f"official/{split}", kind, {"file": relative}))
+    if not tasks:
+        raise EnvError(
+            f"{root / split} holds no solvable games: run `{DOWNLOAD}` (the games come in a second archive)"
+        )
+    return tasks

@@ -1,0 +1,362 @@
+"""A causal language model with its tokenizer and prompt layout: sampling and scoring, token in, token out.
+
+Implements: incremental rendering of a multi-turn episode (`context="transcript"`), batched sampling with one KV
+cache that lives across turns, and float32 log-probabilities at response positions only. Leaves out for now: chat
+templates of other model families, the papers' windowed prompt, LoRA.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.utils import logging as transformers_logging
+
+from seedkit.envs.base import data_dir
+from seedkit.types import Skill, Trajectory
+
+transformers_logging.disable_progress_bar()  # a bar for every checkpoint of a megabyte says nothing
+
+
+class PolicyError(ValueError):
+    """A checkpoint or context that cannot be used; the message says what would be right."""
+
+
+class ContextOverflow(PolicyError):
+    """A context longer than the model can read."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How an episode is written for the model. Every field is text that the tokenizer turns into tokens.
+
+    A turn is `user + observation [+ skill + advice] + assistant`, then the sampled response, which ends with
+    `end`. An episode skill stands right after the task description, which closes the first observation; a step
+    skill right before the request to act. The analysis is asked for at the end: `user + last observation +
+    analyze + outcome + assistant`.
+    """
+
+    begin: str
+    user: str
+    assistant: str
+    end: str
+    skill: str
+    analyze: str
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A token sequence to score: `mask[i]` is True where `ids[i]` was sampled by a policy."""
+
+    ids: tuple[int, ...]
+    mask: tuple[bool, ...]
+
+
+class Policy:
+    """A model, its tokenizer and its layout. `version` is a hash of the weights."""
+
+    def __init__(self, model: Any, tokenizer: Any, layout: Layout, name: str = "policy") -> None:
+        self.model, self.tokenizer, self.layout, self.name = model, tokenizer, layout, name
+        self.end_id = tokenizer.convert_tokens_to_ids(layout.end)
+        self.pad_id = tokenizer.pad_token_id
+        self._ids = functools.lru_cache(maxsize=50_000)(self._encode)  # observations come again and again
+        self.max_length: int = model.config.max_position_embeddings
+        model.eval()
+
+    @property
+    def version(self) -> str:
+        """Hash of the weights: two checkpoints that hold the same numbers share it."""
+        sha = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            sha.update(name.encode())
+            sha.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return sha.hexdigest()[:12]
+
+    def clone(self) -> Policy:
+        """A frozen copy of the current weights."""
+        model = copy.deepcopy(self.model)
+        model.requires_grad_(False)
+        return Policy(model, self.tokenizer, self.layout, self.name)
+
+    def save(self, path: Path) -> None:
+        """Write weights (safetensors), tokenizer and layout to a folder that `load_policy` reads."""
+        path.mkdir(parents=True, exist_ok=True)
+        self.model.save_pretrained(path)
+        self.tokenizer.save_pretrained(path)
+        (path / "layout.json").write_text(json.dumps(asdict(self.layout), indent=1), encoding="utf-8")
+
+    # --- rendering -------------------------------------------------------------------------------------------------
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of text; markers of the layout that stand in it are text like any other."""
+        return list(self._ids(text, True))
+
+    def _markers(self, text: str) -> list[int]:
+        return list(self._ids(text, False))
+
+    def _encode(self, text: str, plain: bool) -> tuple[int, ...]:
+        return tuple(self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=plain))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of token ids for people and parsers, the end marker removed."""
+        return self.tokenizer.decode([i for i in ids if i != self.end_id], skip_special_tokens=False).strip()
+
+    def open_ids(self, observation: str, skill: Skill | None = None) -> list[int]:
+        """Tokens from the beginning to the first request to act, the episode skill after the task description."""
+        lay = self.layout
+        head = self._markers(lay.begin + lay.user) + self.encode(observation)
+        return head + self._advice(skill.episode if skill else "") + self._request(0, skill)
+
+    def turn_ids(self, observation: str, turn: int, skill: Skill | None = None) -> list[int]:
+        """Tokens between one response and the next."""
+        return self._markers(self.layout.user) + self.encode(observation) + self._request(turn, skill)
+
+    def analysis_ids(self, trajectory: Trajectory) -> list[int]:
+        """The prompt that asks for a hindsight skill on a finished trajectory (without any skill in it)."""
+        lay = self.layout
+        outcome = "success" if trajectory.success else "failure"
+        tail = self._markers(lay.user) + self.encode(trajectory.final_observation) + self._markers(lay.analyze)
+        return list(self.lay_out(trajectory).ids) + tail + self.encode(outcome) + self._markers(lay.assistant)
+
+    def _advice(self, text: str) -> list[int]:
+        return self._markers(self.layout.skill) + self.encode(text) if text else []
+
+    def _request(self, turn: int, skill: Skill | None) -> list[int]:
+        return self._advice(skill.steps.get(turn, "") if skill else "") + self._markers(self.layout.assistant)
+
+    def lay_out(self, trajectory: Trajectory, skill: Skill | None = None) -> Sample:
+        """The whole episode as one sample; with a skill, the same responses under the advised contexts.
+
+        Raises:
+            PolicyError: when this policy's tokenizer would not have produced the trajectory's contexts.
+        """
+        ids: list[int] = []
+        mask: list[bool] = []
+        for number, turn in enumerate(trajectory.turns):
+            context = list(turn.context_ids)
+            if skill is not None:
+                render = self.open_ids(turn.observation, skill) if number == 0 else None
+                context = render or self.turn_ids(turn.observation, number, skill)
+            ids += context + list(turn.response_ids)
+            mask += [False] * len(context) + [True] * len(turn.response_ids)
+        return Sample(tuple(ids), tuple(mask))
+
+    # --- scoring ---------------------------------------------------------------------------------------------------
+
+    def logprobs(
+        self,
+        ids: Int[Tensor, "B T"],
+        attention_mask: Bool[Tensor, "B T"],
+        response_mask: Bool[Tensor, "B T"],
+        *,
+        temperature: float = 1.0,
+    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        r"""Log-probability of every response token, and the entropy of the distribution it was drawn from.
+
+        log softmax(logits / T)[y_t], in float32, computed at response positions only.
+
+        Args:
+            ids: token ids; pads may stand on either side.
+            attention_mask: True at real tokens.
+            response_mask: True at the tokens to score; never at a row's first token.
+            temperature: of the distribution that is scored (the rollout's, for both branches).
+
+        Returns:
+            Log-probabilities and entropies (nats), row by row in order.
+
+        Gradient:
+            Flows into the model's parameters through the log-probabilities; entropies are detached.
+        """
+        plain = bool((attention_mask[:, 1:] <= attention_mask[:, :-1]).all())  # pads, if any, on the right
+        positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        hidden = self.model.base_model(
+            input_ids=ids,
+            attention_mask=None if plain else attention_mask.long(),
+            position_ids=positions,
+            use_cache=False,
+        ).last_hidden_state
+        logits = self.model.get_output_embeddings()(hidden[:, :-1][response_mask[:, 1:]])
+        logp = torch.log_softmax(logits.float() / temperature, dim=-1)
+        with torch.no_grad():
+            entropy = -(logp.exp() * logp).sum(-1)
+        return logp.gather(-1, ids[:, 1:][response_mask[:, 1:]].unsqueeze(-1)).squeeze(-1), entropy
+
+    def batches(self, samples: Sequence[Sample], token_budget: int = 8192) -> list[list[int]]:
+        """Indices of samples packed by length, so that no padded batch exceeds the token budget."""
+        order = sorted(range(len(samples)), key=lambda i: (len(samples[i].ids), i))
+        packs: list[list[int]] = []
+        for i in order:
+            if packs and (len(packs[-1]) + 1) * len(samples[i].ids) <= token_budget:
+                packs[-1].append(i)
+            else:
+                packs.append([i])
+        return packs
+
+    def pad(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
+        """(ids, attention mask, response mask) of samples, padded on the right."""
+        width = max(len(s.ids) for s in samples)
+        ids = torch.full((len(samples), width), self.pad_id)
+        attention = torch.zeros(len(samples), width, dtype=torch.bool)
+        response = torch.zeros(len(samples), width, dtype=torch.bool)
+        for row, sample in enumerate(samples):
+            ids[row, : len(sample.ids)] = torch.tensor(sample.ids)
+            attention[row, : len(sample.ids)] = True
+            response[row, : len(sample.ids)] = torch.tensor(sample.mask)
+        return ids, attention, response
+
+    @torch.no_grad()
+    def token_logprobs(
+        self, samples: Sequence[Sample], *, temperature: float = 1.0, token_budget: int = 8192
+    ) -> list[Float[Tensor, " T"]]:
+        """Log-probabilities (nats, float32) of each sample's response tokens; independent of batching.
+
+        Raises:
+            ContextOverflow: when a sample is longer than the model can read.
+        """
+        for number, sample in enumerate(samples):
+            if len(sample.ids) > self.max_length:
+                raise ContextOverflow(f"sample {number}: {len(sample.ids)} tokens, the model reads {self.max_length}")
+        out: list[Tensor] = [torch.empty(0)] * len(samples)
+        for pack in self.batches(samples, token_budget):
+            chosen = [samples[i] for i in pack]
+            logp, _ = self.logprobs(*self.pad(chosen), temperature=temperature)
+            for i, part in zip(pack, logp.split([sum(s.mask) for s in chosen]), strict=True):
+                out[i] = part
+        return out
+
+    # --- sampling --------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        seeds: Sequence[int] | None = None,
+        batch_size: int = 64,
+    ) -> list[list[int]]:
+        """Sample one continuation a prompt (temperature 0: greedy), up to and including the end marker."""
+        out: list[list[int]] = []
+        for start in range(0, len(prompts), batch_size):
+            part = [list(p) for p in prompts[start : start + batch_size]]
+            rngs = [np.random.default_rng(s) for s in (seeds or range(len(prompts)))[start : start + batch_size]]
+            answers, _ = Conversation(self, len(part)).say(part, rngs, max_new_tokens, temperature)
+            out += answers
+        return out
+
+
+class Conversation:
+    """Batched multi-turn sampling over one KV cache: rows get new context, then answer, turn after turn."""
+
+    def __init__(self, policy: Policy, rows: int) -> None:
+        self.policy = policy
+        self.cache = DynamicCache(config=policy.model.config)
+        self.attention = torch.zeros(rows, 0, dtype=torch.long)
+        self.pending: list[list[int]] = [[] for _ in range(rows)]
+
+    @torch.no_grad()
+    def _read(self, blocks: Sequence[Sequence[int]]) -> Tensor:
+        """Append one block of tokens a row (padded on the left); return next-token logits [B, V] in float32."""
+        width = max(len(b) for b in blocks)
+        ids = torch.tensor([[self.policy.pad_id] * (width - len(b)) + list(b) for b in blocks])
+        real = torch.tensor([[0] * (width - len(b)) + [1] * len(b) for b in blocks])
+        self.attention = torch.cat([self.attention, real], dim=1)
+        positions = (self.attention.cumsum(-1) - 1).clamp(min=0)[:, -width:]
+        out = self.policy.model(
+            input_ids=ids,
+            attention_mask=self.attention,
+            position_ids=positions,
+            cache=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return out.logits[:, -1].float()
+
+    def say(
+        self,
+        contexts: Sequence[Sequence[int]],
+        rngs: Sequence[np.random.Generator],
+        max_new_tokens: int,
+        temperature: float,
+    ) -> tuple[list[list[int]], list[list[float]]]:
+        """Give every row its context and sample its answer.
+
+        Returns:
+            Sampled token ids, end marker included when it was sampled, and their log-probabilities (nats) at
+            the given temperature (at temperature 1 when greedy).
+        """
+        rows = range(len(contexts))
+        answers: list[list[int]] = [[] for _ in rows]
+        logps: list[list[float]] = [[] for _ in rows]
+        blocks = [self.pending[r] + list(contexts[r]) for r in rows]
+        self.pending = [[] for _ in rows]
+        open_rows = set(rows)
+        while open_rows:
+            logp = torch.log_softmax(self._read(blocks) / (temperature or 1.0), dim=-1)
+            greedy = logp.argmax(-1).tolist()
+            cumulative = logp.double().exp().cumsum(-1).numpy()
+            blocks = [[] for _ in rows]
+            for r in sorted(open_rows):
+                token = greedy[r]
+                if temperature:
+                    point = rngs[r].random() * cumulative[r, -1]
+                    token = int(np.searchsorted(cumulative[r], point, side="right"))
+                    token = min(token, logp.shape[-1] - 1)
+                answers[r].append(token)
+                logps[r].append(float(logp[r, token]))
+                if token == self.policy.end_id or len(answers[r]) >= max_new_tokens:
+                    self.pending[r] = [token]
+                    open_rows.discard(r)
+                else:
+                    blocks[r] = [token]
+        return answers, logps
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop every row but the given ones."""
+        index = torch.tensor(list(rows))
+        self.cache.batch_select_indices(index)
+        self.attention = self.attention[index]
+        self.pending = [self.pending[r] for r in rows]
+
+
+def load_policy(name: str | Path) -> Policy:
+    """Load a policy by the name of a committed one (`household-tiny`) or from a folder that `Policy.save` wrote.
+
+    Raises:
+        PolicyError: naming the folder and what is missing in it.
+    """
+    path = Path(name)
+    if not path.is_dir():
+        path = data_dir() / "policies" / str(name)
+    if not path.is_dir():
+        known = sorted(p.name for p in (data_dir() / "policies").glob("*/"))
+        raise PolicyError(
+            f"no policy {str(name)!r}: give a folder or one of {', '.join(known) or '(none built yet)'}"
+        )
+    for file, what in (("config.json", "model configuration"), ("layout.json", "prompt layout")):
+        if not (path / file).exists():
+            raise PolicyError(f"{path}: {file} ({what}) is missing")
+    if not (path / "model.safetensors").exists():
+        raise PolicyError(f"{path}: model.safetensors is missing (other weight formats are not loaded)")
+    try:
+        layout = Layout(**json.loads((path / "layout.json").read_text(encoding="utf-8")))
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, local_files_only=True
+        )
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    except Exception as error:  # the libraries raise many kinds; a broken checkpoint is one line for the user
+        raise PolicyError(
+            f"{path}: cannot be loaded ({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error
+    return Policy(model, tokenizer, layout, Path(name).name)

@@ -1,0 +1,104 @@
+"""Paired re-scoring: the tokens that were sampled, scored by the same weights with and without a skill.
+
+Implements SEED's and SDAR's shift Δ = log π(y | skill context) − log π(y | ordinary context). Nothing is sampled,
+decoded or re-encoded; only the prompt differs. A skill that does not reach the teacher is an explicit
+`skill_tokens = 0` with a mask of False, never a silent Δ = 0; a context that does not fit is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from seedkit.policy import ContextOverflow, Policy, PolicyError, Sample
+from seedkit.types import Shifts, Skill, Trajectory
+
+
+def rescore(
+    policy: Policy,
+    trajectories: Sequence[Trajectory],
+    skills: Sequence[Skill | None],
+    *,
+    teacher: Policy | None = None,
+    student_logp: Sequence[Sequence[float]] | None = None,
+    token_budget: int = 8192,
+) -> list[Shifts]:
+    """Score every trajectory's sampled tokens under the ordinary and under the skill-augmented context.
+
+    Args:
+        policy: the student, and the teacher as well unless `teacher` is given (a frozen copy, say).
+        trajectories: finished episodes; both branches use the temperature they were sampled at.
+        skills: one a trajectory; None, or a skill with a `reason`, gives no signal.
+        student_logp: the student's log-probabilities (nats) where they are known already.
+        token_budget: padded tokens a batch; changes speed and memory, not results.
+
+    Returns:
+        One `Shifts` a trajectory, in order.
+
+    Raises:
+        ValueError: unequal numbers of trajectories and skills, or branches that differ in response ids.
+        ContextOverflow: naming the trajectory and both lengths.
+
+    Source: SEED (arXiv 2607.14777) and SDAR (arXiv 2605.15155), paired re-scoring.
+    """
+    if len(skills) != len(trajectories):
+        raise ValueError(f"one skill (or None) a trajectory: {len(skills)} for {len(trajectories)}")
+    ordinary = [policy.lay_out(t) for t in trajectories]
+    advised = [_advised(policy, t, o, s) for t, o, s in zip(trajectories, ordinary, skills, strict=True)]
+    students = _score(policy, trajectories, ordinary, token_budget) if student_logp is None else student_logp
+    reached = [n for n, sample in enumerate(advised) if sample is not None]
+    samples = [sample for sample in advised if sample is not None]
+    teachers = _score(teacher or policy, [trajectories[n] for n in reached], samples, token_budget)
+    by_number = dict(zip(reached, teachers, strict=True))
+    version = (teacher or policy).version
+    out = []
+    for n, (trajectory, skill, student) in enumerate(zip(trajectories, skills, students, strict=True)):
+        got = n in by_number
+        sample = advised[n]
+        out.append(
+            Shifts(
+                trajectory=trajectory.id,
+                response_ids=trajectory.response_ids,
+                turn=trajectory.turn_index,
+                student_logp=tuple(map(float, student)),
+                teacher_logp=tuple(map(float, by_number[n] if got else student)),
+                mask=(got,) * len(trajectory.response_ids),
+                skill_tokens=len(sample.ids) - len(ordinary[n].ids) if sample else 0,
+                skill_id=skill.id if skill and got else None,
+                reason=None if got else (skill.reason if skill and skill.reason else "no skill"),
+                policy_version=version,
+            )
+        )
+    return out
+
+
+def _advised(policy: Policy, trajectory: Trajectory, ordinary: Sample, skill: Skill | None) -> Sample | None:
+    """The teacher's sample, or None when there is no skill to give; both branches must hold the same responses."""
+    if skill is None or not skill.ok:
+        return None
+    plain = policy.lay_out(trajectory, Skill())
+    sample = policy.lay_out(trajectory, skill)
+    if trajectory.skill is None and plain.ids != ordinary.ids:
+        raise PolicyError(f"trajectory {trajectory.id!r}: its contexts were not written by this policy's tokenizer")
+    if _responses(sample) != trajectory.response_ids or _responses(ordinary) != trajectory.response_ids:
+        raise ValueError(f"trajectory {trajectory.id!r}: the branches do not hold the same response ids")
+    if len(sample.ids) > policy.max_length:
+        raise ContextOverflow(
+            f"trajectory {trajectory.id!r}: with the skill its context has {len(sample.ids)} tokens "
+            f"({len(ordinary.ids)} without), the model reads {policy.max_length}"
+        )
+    return sample
+
+
+def _responses(sample: Sample) -> tuple[int, ...]:
+    return tuple(i for i, m in zip(sample.ids, sample.mask, strict=True) if m)
+
+
+def _score(policy: Policy, trajectories: Sequence[Trajectory], samples: Sequence[Sample], budget: int) -> list:
+    """Response log-probabilities, each trajectory at its own temperature (greedy ones at 1)."""
+    out: list = [None] * len(samples)
+    for temperature in {t.protocol.get("temperature", 1.0) or 1.0 for t in trajectories}:
+        at = [n for n, t in enumerate(trajectories) if (t.protocol.get("temperature", 1.0) or 1.0) == temperature]
+        scored = policy.token_logprobs([samples[n] for n in at], temperature=temperature, token_budget=budget)
+        for n, logp in zip(at, scored, strict=True):
+            out[n] = logp.tolist()
+    return out

@@ -1,0 +1,139 @@
+"""Batched multi-turn rollouts: `collect` plays tasks with a policy and returns finished trajectories.
+
+Sampling is seeded a trajectory, so the batch size does not change who says what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from seedkit.actions import parse_action
+from seedkit.envs.base import TextEnv
+from seedkit.policy import Conversation, Policy
+from seedkit.types import Skill, Task, Trajectory, Turn, digest
+
+MAX_ACTION_TOKENS = 12
+
+
+def collect(
+    policy: Policy,
+    env: TextEnv,
+    tasks: Sequence[Task],
+    *,
+    group: int = 1,
+    temperature: float = 1.0,
+    seed: int = 0,
+    max_steps: int = 20,
+    skills: Sequence[Skill | None] | None = None,
+    max_new_tokens: int = MAX_ACTION_TOKENS,
+    batch_size: int = 128,
+    progress: bool = False,
+) -> list[Trajectory]:
+    """Play every task `group` times.
+
+    Args:
+        group: episodes a task (GRPO's group), side by side in the result.
+        temperature: of sampling; 0 is greedy. The log-probabilities kept are at this temperature.
+        max_steps: turns after which an unfinished episode counts as failed (`truncated`).
+        skills: one skill a task to put into the *student's* prompt (prompting, Skill-GRPO); None for none.
+        batch_size: episodes played side by side; changes speed and memory, not results.
+
+    Returns:
+        `len(tasks) * group` trajectories, task by task.
+    """
+    if skills is not None and len(skills) != len(tasks):
+        raise ValueError(f"one skill a task: {len(skills)} skills for {len(tasks)} tasks")
+    version = policy.version
+    protocol = {"temperature": temperature, "max_steps": max_steps, "context": "transcript", "policy": policy.name}
+    protocol |= {"max_new_tokens": max_new_tokens}
+    jobs = [(task, skills[n] if skills else None, g) for n, task in enumerate(tasks) for g in range(group)]
+    done: list[Trajectory | None] = [None] * len(jobs)
+    bar = tqdm(total=len(jobs), desc="rollout", unit="episode", disable=not progress, leave=False)
+    for start in range(0, len(jobs), batch_size):
+        rows = [_Row(policy, env.clone(), *jobs[n], seed) for n in range(start, min(start + batch_size, len(jobs)))]
+        numbers = list(range(start, start + len(rows)))
+        talk = Conversation(policy, len(rows))
+        while rows:
+            budget = [policy.max_length - row.length - len(row.context) for row in rows]
+            full = [n for n, room in enumerate(budget) if room < max_new_tokens]
+            for n in full:
+                rows[n].finish(truncated=True)
+            if not full:
+                answers, logps = talk.say(
+                    [r.context for r in rows], [r.rng for r in rows], max_new_tokens, temperature
+                )
+                for row, answer, logp in zip(rows, answers, logps, strict=True):
+                    row.act(answer, logp, max_steps)
+            live = [n for n, row in enumerate(rows) if not row.over]
+            for n, row in enumerate(rows):
+                if row.over:
+                    done[numbers[n]] = row.trajectory(version, protocol | {"grammar": env.grammar(row.task)})
+                    bar.update()
+            if len(live) < len(rows) and live:
+                talk.keep(live)
+            rows, numbers = [rows[n] for n in live], [numbers[n] for n in live]
+        finished = [t for t in done if t is not None]
+        bar.set_postfix(success=f"{sum(t.success for t in finished) / len(finished):.2f}")
+    bar.close()
+    return [t for t in done if t is not None]
+
+
+class _Row:
+    """One episode in progress."""
+
+    def __init__(self, policy: Policy, env: Any, task: Task, skill: Skill | None, member: int, seed: int) -> None:
+        self.policy, self.env, self.task, self.skill, self.member, self.seed = policy, env, task, skill, member, seed
+        self.rng = np.random.default_rng([seed, member, int(digest([task.id, task.spec], 8), 16)])
+        self.now = env.reset(task)
+        self.context = policy.open_ids(self.now.text, skill)
+        self.turns: list[Turn] = []
+        self.length = 0
+        self.over = self.truncated = False
+
+    def act(self, ids: list[int], logp: list[float], max_steps: int) -> None:
+        before, seen = self.now, self.context
+        action = parse_action(self.policy.decode(ids), before.admissible)
+        after = self.env.step(action.text) if action.valid else None
+        # an invalid action is not sent; the environment's answer to it is known
+        self.now = after or type(before)("Nothing happens.", before.admissible)
+        self.turns.append(
+            Turn(
+                before.text,
+                before.admissible,
+                tuple(seen),
+                tuple(ids),
+                tuple(logp),
+                action.text,
+                action.valid,
+                action.reason,
+                self.now.reward,
+            )
+        )
+        self.length += len(seen) + len(ids)
+        if self.now.done or len(self.turns) >= max_steps:
+            self.finish(truncated=not self.now.done)
+        else:
+            self.context = self.policy.turn_ids(self.now.text, len(self.turns), self.skill)
+
+    def finish(self, truncated: bool) -> None:
+        self.over, self.truncated = True, truncated
+        self.env.close()
+
+    def trajectory(self, version: str, protocol: dict[str, Any]) -> Trajectory:
+        return Trajectory(
+            id=f"{self.task.id}/{self.seed}.{self.member}",
+            task=self.task,
+            turns=tuple(self.turns),
+            success=self.now.success,
+            reward=sum(t.reward for t in self.turns),
+            policy_version=version,
+            seed=self.seed,
+            final_observation=self.now.text,
+            truncated=self.truncated,
+            skill=self.skill,
+            protocol=protocol,
+        )

@@ -1,0 +1,515 @@
+"""Stage 1 (hindsight-skill SFT) and Stage 2 (GRPO with self-distillation), as SEED describes them.
+
+Implements: SFT on trajectory → skill; the loop collect → analyze → rescore → gate → update; a run directory that
+survives `kill -9` and resumes to the same numbers. Deviates: one gradient step a batch (on-policy), rewards of 0/1
+instead of 0/10 with the invalid-action penalty scaled alike. Leaves out: LoRA, several GPUs (see TRL for scale).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from seedkit.analyzer import Analyzer, PolicyAnalyzer, SkillLibrary, reasons
+from seedkit.envs.base import TextEnv, panel_hash
+from seedkit.evaluate import evaluate
+from seedkit.gate import gate_weights
+from seedkit.io import append_jsonl, atomic_write, read_jsonl, write_trajectories
+from seedkit.methods import Method, method_losses, resolve
+from seedkit.objective import degenerate_groups, group_advantages, kl_penalty, masked_mean
+from seedkit.policy import Policy, Sample, load_policy
+from seedkit.rescoring import rescore
+from seedkit.rollout import collect
+from seedkit.types import Shifts, Skill, Task, Trajectory
+
+
+class RunError(ValueError):
+    """A run directory or configuration that cannot be used; the message says what would be right."""
+
+
+@dataclass(frozen=True)
+class Stage1Config:
+    """Hindsight-skill SFT."""
+
+    epochs: int = 3
+    """Passes over the examples (SEED: 3)."""
+    lr: float = 1e-3
+    """AdamW step size, for a policy of a few million parameters."""
+    batch_size: int = 16
+    """Trajectories a step."""
+    seed: int = 0
+    """Order of the examples."""
+
+
+@dataclass(frozen=True)
+class Stage2Config:
+    """GRPO plus a method's term. Papers' values where they carry over to a tiny policy, else noted."""
+
+    method: str = "seed"
+    """A name in `METHODS`."""
+    updates: int = 150
+    """Gradient steps (SEED, ALFWorld: 150)."""
+    tasks: int = 16
+    """Training tasks an update (papers: 16)."""
+    group: int = 8
+    """Episodes a task (papers: 8)."""
+    lr: float = 1e-4
+    """AdamW step size (papers: 1e-6 for billions of parameters)."""
+    coef: float | None = None
+    """λ; None takes the method's own (SEED, SDAR: 0.01)."""
+    beta: float | None = None
+    """β, gate steepness in 1/nat; None takes the method's own (papers: 5)."""
+    kl_coef: float = 0.01
+    """Weight of the low-variance KL to the starting policy (papers: 0.01); 0 leaves it out."""
+    invalid_penalty: float = 0.01
+    """Taken off the reward for each invalid action (papers: 0.1 where success pays 10; here it pays 1)."""
+    max_steps: int = 20
+    """Turns an episode (SEED: 30, on larger rooms)."""
+    temperature: float = 1.0
+    """Of the rollout (papers: 1)."""
+    seed: int = 0
+    """Decides tasks and sampling."""
+
+
+def check(config: Stage1Config | Stage2Config) -> None:
+    """Raise `RunError` naming the first field that cannot be right."""
+    positive = {"epochs", "batch_size", "updates", "tasks", "group", "max_steps", "lr", "temperature"}
+    for name, value in asdict(config).items():
+        if name == "method":
+            resolve(value)
+            continue
+        if value is None and name in ("coef", "beta"):
+            continue
+        whole = name in ("epochs", "batch_size", "updates", "tasks", "group", "max_steps", "seed")
+        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+            raise RunError(f"{name} must be a {'whole number' if whole else 'number'}, got {value!r}")
+        if not math.isfinite(value) or value < 0 or (name in positive and value == 0):
+            raise RunError(f"{name} must be {'positive' if name in positive else 'at least 0'}, got {value!r}")
+
+
+# --- stage 1 ------------------------------------------------------------------------------------------------------
+
+
+def stage1(
+    policy: Policy,
+    trajectories: Sequence[Trajectory],
+    skills: Sequence[Skill],
+    config: Stage1Config = Stage1Config(),
+    *,
+    progress: bool = False,
+) -> list[dict[str, float]]:
+    """Fine-tune the policy, in place, to write the given skill after each finished trajectory.
+
+    Trajectories whose skill is not `ok` are left out. Loss: cross-entropy on the analysis tokens (nats a token).
+
+    Returns:
+        One row a step: step, epoch, loss.
+
+    Source: SEED, Stage 1 (180 tasks × 8 rollouts, 3 epochs).
+    """
+    check(config)
+    if len(skills) != len(trajectories):
+        raise RunError(f"one skill a trajectory: {len(skills)} for {len(trajectories)}")
+    examples = []
+    for trajectory, skill in zip(trajectories, skills, strict=True):
+        if skill.ok:
+            prompt = policy.analysis_ids(trajectory)
+            answer = [*policy.encode(json.dumps({"episode_skill": skill.episode})), policy.end_id]
+            mask = [False] * len(prompt) + [True] * len(answer)
+            examples.append(Sample(tuple(prompt + answer), tuple(mask)))
+    if not examples:
+        raise RunError("no trajectory has a skill to learn from")
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=config.lr, weight_decay=0.0)
+    steps = config.epochs * math.ceil(len(examples) / config.batch_size)
+    rows: list[dict[str, float]] = []
+    bar = tqdm(total=steps, desc="stage 1", disable=not progress, leave=False)
+    for epoch in range(config.epochs):
+        order = list(range(len(examples)))
+        random.Random(f"{config.seed}-{epoch}").shuffle(order)
+        for start in range(0, len(order), config.batch_size):
+            batch = [examples[i] for i in order[start : start + config.batch_size]]
+            for group in optimizer.param_groups:
+                group["lr"] = config.lr * (1 - len(rows) / steps)
+            tokens = sum(sum(s.mask) for s in batch)
+            total = 0.0
+            for pack in policy.batches(batch):
+                logp, _ = policy.logprobs(*policy.pad([batch[i] for i in pack]))
+                loss = -logp.sum() / tokens
+                loss.backward()
+                total += float(loss.detach())
+            _step(policy, optimizer)
+            rows.append({"step": len(rows), "epoch": epoch, "loss": total})
+            bar.set_postfix(loss=f"{total:.3f}")
+            bar.update()
+    bar.close()
+    return rows
+
+
+def _step(policy: Policy, optimizer: torch.optim.Optimizer, clip: float = 1.0) -> float:
+    """Clip, update, clear; returns the gradient norm before clipping."""
+    norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), clip)
+    if torch.isfinite(norm):
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return float(norm)
+
+
+# --- stage 2 ------------------------------------------------------------------------------------------------------
+
+
+def stage2(
+    policy: Policy,
+    env: TextEnv,
+    tasks: Sequence[Task],
+    config: Stage2Config = Stage2Config(),
+    *,
+    method: Method | None = None,
+    analyzer: Analyzer | None = None,
+    run: Path | str | None = None,
+    resume: bool = False,
+    validation: Sequence[Task] = (),
+    eval_every: int = 10,
+    save_every: int = 10,
+    progress: bool = False,
+    on_update: Callable[[dict[str, Any], list[Trajectory], list[Shifts]], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Train the policy, in place.
+
+    Args:
+        tasks: training tasks; every update takes `config.tasks` of them, without repeats until all were used.
+        method: a `Method` of your own instead of the one that `config.method` names.
+        analyzer: who writes the skills; None takes the method's: the policy itself, or the committed library.
+        run: directory for protocol, metrics, trajectories and checkpoints; None keeps nothing.
+        resume: go on from the run's last complete update; the numbers are those of an uninterrupted run. Give the
+            policy that the run began with.
+        validation: tasks to evaluate on every `eval_every` updates (temperature 0.4); they choose the best
+            checkpoint.
+        save_every: how often trajectories and a numbered checkpoint are kept.
+        on_update: called after each update with metrics, trajectories and shifts.
+
+    Returns:
+        The metrics, a row an update (glossary in README). Keys that begin with `seconds_` are wall-clock times
+        and differ from run to run; all others are reproducible.
+    """
+    check(config)
+    if not tasks:
+        raise RunError("no training tasks")
+    chosen = resolve(method or config.method, beta=config.beta, coef=config.coef)
+    if analyzer is None and chosen.skills != "none":
+        analyzer = PolicyAnalyzer(policy) if chosen.skills == "self" else SkillLibrary()
+    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=config.lr, weight_decay=0.0)
+    keeper = _Run(run, policy, env, tasks, config, chosen, validation, resume) if run is not None else None
+    reference = keeper.reference(policy) if keeper else policy.clone()
+    rows = keeper.restore(policy, optimizer) if keeper else []
+    bar = tqdm(total=config.updates, initial=len(rows), desc=chosen.name, disable=not progress, leave=False)
+    while len(rows) < config.updates:
+        update, lap = len(rows), _Laps()
+        batch = batch_tasks(tasks, config, update)
+        prompts = SkillLibrary().write_for(batch) if chosen.skill_in_prompt else None
+        trajectories = collect(
+            policy,
+            env,
+            batch,
+            group=config.group,
+            temperature=config.temperature,
+            seed=config.seed * 100_003 + update,
+            max_steps=config.max_steps,
+            skills=prompts,
+        )
+        lap("rollout")
+
+        skills: list[Skill] = [Skill(reason="not asked for")] * len(trajectories)
+        shifts: list[Shifts] = []
+        if chosen.needs_teacher and analyzer is not None:
+            skills = analyzer.write_skills(trajectories)
+            lap("analysis")
+            behaviour = [t.behaviour_logp for t in trajectories]  # these very weights sampled them
+            shifts = rescore(policy, trajectories, skills, student_logp=behaviour)
+            lap("rescoring")
+
+        row: dict[str, Any] = {"update": update + 1}
+        row |= _update(policy, reference, optimizer, trajectories, shifts, chosen, config)
+        row |= _skill_metrics(env, trajectories, skills, shifts, chosen)
+        lap("update")
+
+        if validation and ((update + 1) % eval_every == 0 or update + 1 == config.updates):
+            result = evaluate(policy, env, validation, seed=config.seed, max_steps=config.max_steps)
+            row["validation_success"] = result.interval.mean
+            lap("validation")
+        row["alarms"] = alarms(row, rows)
+        for alarm in row["alarms"]:
+            tqdm.write(f"update {update + 1}: {alarm}")
+        rows.append(row | lap.seconds)
+        if keeper:
+            keeper.save(policy, optimizer, rows, trajectories, skills, shifts, save_every)
+        if on_update:
+            on_update(rows[-1], trajectories, shifts)
+        shown = {"success": f"{row['success']:.2f}", "reward": f"{row['reward']:.2f}"}
+        shown |= {"|Δ|": f"{row['abs_shift']:.3f}"} if shifts else {}
+        bar.set_postfix(shown | {k[8:]: f"{v:.1f}s" for k, v in lap.seconds.items()})
+        bar.update()
+    bar.close()
+    return rows
+
+
+class _Laps:
+    """Seconds an update spends in each phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._clock = time.perf_counter()
+
+    def __call__(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[f"seconds_{phase}"], self._clock = now - self._clock, now
+
+
+def batch_tasks(tasks: Sequence[Task], config: Stage2Config, update: int) -> list[Task]:
+    """The tasks of an update: consecutive pieces of seeded permutations, the same for every method."""
+    batch: list[Task] = []
+    start = update * config.tasks
+    while len(batch) < config.tasks:
+        turn, place = divmod(start + len(batch), len(tasks))
+        order = list(range(len(tasks)))
+        random.Random(f"{config.seed}-{turn}").shuffle(order)
+        batch.append(tasks[order[place]])
+    return batch
+
+
+def rewards_of(trajectories: Sequence[Trajectory], penalty: float) -> Tensor:
+    """Episode reward less the penalty for each invalid action, [B]."""
+    return torch.tensor([t.reward - penalty * sum(not turn.valid for turn in t.turns) for t in trajectories])
+
+
+def _update(
+    policy: Policy,
+    reference: Policy,
+    optimizer: torch.optim.Optimizer,
+    trajectories: Sequence[Trajectory],
+    shifts: Sequence[Shifts],
+    method: Method,
+    config: Stage2Config,
+) -> dict[str, float]:
+    """One gradient step on a batch; every mean is over all response tokens of the batch."""
+    rewards = rewards_of(trajectories, config.invalid_penalty)
+    groups = [n // config.group for n in range(len(trajectories))]
+    advantages = group_advantages(rewards, groups)
+    samples = [policy.lay_out(t) for t in trajectories]
+    tokens = sum(sum(s.mask) for s in samples)
+    sums = {"loss_policy": 0.0, "loss_distill": 0.0, "kl": 0.0, "entropy": 0.0, "behaviour_gap": 0.0}
+    for pack in policy.batches(samples):
+        part = [samples[i] for i in pack]
+        padded = policy.pad(part)
+        logp, entropy = policy.logprobs(*padded, temperature=config.temperature)
+        counts = [sum(s.mask) for s in part]
+        behaviour = torch.tensor([p for i in pack for p in trajectories[i].behaviour_logp])
+        spread = torch.repeat_interleave(advantages[pack], torch.tensor(counts))
+        everywhere = torch.ones(1, len(logp), dtype=torch.bool)
+        taught = teacher = None
+        if shifts:
+            teacher = torch.tensor([[k for i in pack for k in shifts[i].teacher_logp]])
+            taught = torch.tensor([[m for i in pack for m in shifts[i].mask]])
+        losses = method_losses(
+            method,
+            advantage=spread[None],
+            student_logp=logp[None],
+            teacher_logp=teacher,
+            behaviour_logp=behaviour[None],
+            response_mask=everywhere,
+            teacher_mask=taught,
+        )
+        if config.kl_coef:
+            with torch.no_grad():
+                base, _ = reference.logprobs(*padded, temperature=config.temperature)
+            losses["kl"] = config.kl_coef * kl_penalty(logp[None], base[None], everywhere)
+            sums["kl"] += float(losses["kl"].detach().sum()) / config.kl_coef
+        total = sum(masked_mean(loss, everywhere, tokens) for loss in losses.values())
+        total.backward()  # type: ignore[union-attr]
+        for name in ("policy", "distill"):
+            sums[f"loss_{name}"] += float(losses[name].detach().sum()) if name in losses else 0.0
+        sums["entropy"] += float(entropy.sum())
+        sums["behaviour_gap"] += float((logp.detach() - behaviour).abs().sum())
+    norm = _step(policy, optimizer)
+    steps = sum(len(t.turns) for t in trajectories)
+    return {
+        "success": sum(t.success for t in trajectories) / len(trajectories),
+        "reward": float(rewards.mean()),
+        "steps": steps / len(trajectories),
+        "tokens": tokens / len(trajectories),
+        "invalid": sum(not turn.valid for t in trajectories for turn in t.turns) / steps,
+        "degenerate_groups": degenerate_groups(rewards, groups),
+        "grad_norm": norm,
+        **{name: value / tokens for name, value in sums.items()},
+    }
+
+
+def _skill_metrics(
+    env: TextEnv,
+    trajectories: Sequence[Trajectory],
+    skills: Sequence[Skill],
+    shifts: Sequence[Shifts],
+    method: Method,
+) -> dict[str, Any]:
+    """What the skills were like and what they did; per-token means over the tokens that a skill reached."""
+    if not shifts:
+        return {}
+    gaps = torch.tensor([d for s in shifts for d, m in zip(s.delta, s.mask, strict=True) if m])
+    judged = [env.names_workflow(t.task, s) for t, s in zip(trajectories, skills, strict=True)]
+    return {
+        "supervised": sum(s.skill_tokens > 0 for s in shifts) / len(shifts),
+        "skill_tokens": sum(s.skill_tokens for s in shifts) / len(shifts),
+        "skill_accuracy": sum(judged) / len(judged),
+        "shift": float(gaps.mean()) if len(gaps) else 0.0,
+        "abs_shift": float(gaps.abs().mean()) if len(gaps) else 0.0,
+        "gate": float(gate_weights(gaps, beta=method.beta).mean()) if len(gaps) else 0.0,
+        "skills": dict(sorted(reasons(skills).items())),
+    }
+
+
+def alarms(row: dict[str, Any], before: Sequence[dict[str, Any]]) -> list[str]:
+    """Signs of collapse in an update's metrics; the run goes on, but nobody finds out hundreds of steps later."""
+    found = []
+    start = before[0] if before else row
+    if row["entropy"] < 0.2 * start["entropy"]:
+        found.append(f"entropy fell to {row['entropy']:.3f} nats from {start['entropy']:.3f}")
+    if row["kl"] > 1.0:
+        found.append(f"KL to the starting policy is {row['kl']:.2f} nats a token")
+    if not math.isfinite(row["grad_norm"]):
+        found.append("the gradient is not finite; the step was left out")
+    elif row["grad_norm"] > 20:
+        found.append(f"gradient norm {row['grad_norm']:.1f}")
+    if "supervised" in row and row["supervised"] < 0.5:
+        found.append(f"only {row['supervised']:.0%} of the trajectories have a skill: {row['skills']}")
+    if "abs_shift" in row and row["supervised"] > 0 and row["abs_shift"] < 1e-4:
+        found.append("skills reach the teacher but move nothing (mean |Δ| < 1e-4)")
+    if row["behaviour_gap"] > 1e-3:
+        found.append(f"re-scored tokens differ from the rollout by {row['behaviour_gap']:.1e} nats")
+    return found
+
+
+# --- run directory ------------------------------------------------------------------------------------------------
+
+
+class _Run:
+    """protocol.json, metrics.jsonl, trajectories/, checkpoints/{first,last,best,0010,…}; complete after any kill."""
+
+    def __init__(self, path, policy, env, tasks, config, method, validation, resume) -> None:
+        self.path = Path(path)
+        protocol = {
+            "kind": "stage2",
+            "config": asdict(config) | {"method": method.name, "coef": method.coef, "beta": method.beta},
+            "policy": {"name": policy.name, "version": policy.version},
+            "environment": {"name": env.name, "engine": env.engine_name},
+            "tasks": {"panel": panel_hash(list(tasks)), "count": len(tasks)},
+            "validation": {"panel": panel_hash(list(validation)), "count": len(validation)},
+            "versions": {"torch": torch.__version__, "safetensors": safetensors.__version__},
+        }
+        known = self.path / "protocol.json"
+        if known.exists():
+            if not resume:
+                raise RunError(f"{self.path} holds a run already: resume it, or choose another directory")
+            try:
+                old = json.loads(known.read_text(encoding="utf-8"))
+            except json.JSONDecodeError as error:
+                raise RunError(f"{known}: not JSON ({error.msg})") from error
+            differing = sorted(k for k in protocol if protocol[k] != old.get(k))
+            if differing:
+                raise RunError(
+                    f"{self.path} was started differently ({', '.join(differing)}); choose another directory"
+                )
+        else:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._checkpoint(policy, "first")
+            atomic_write(known, json.dumps(protocol, indent=1))
+
+    def reference(self, policy: Policy) -> Policy:
+        """The policy as the run began."""
+        reference = load_policy(self.path / "checkpoints" / "first")
+        reference.model.requires_grad_(False)
+        return reference
+
+    def _checkpoint(self, policy: Policy, name: str, optimizer=None, rows=None) -> None:
+        """Write a checkpoint folder beside its place and swap it in, so that a whole one is always there."""
+        folder = self.path / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        new, old = folder / f".{name}.new", folder / f".{name}.old"
+        for leftover in (new, old):
+            if leftover.exists() and (leftover is new or (folder / name).exists()):
+                shutil.rmtree(leftover)
+        policy.save(new)
+        if optimizer is not None:
+            state = {
+                f"{n}.{key}": value
+                for n, entry in optimizer.state_dict()["state"].items()
+                for key, value in entry.items()
+            }
+            save_file(state, new / "optimizer.safetensors")
+            (new / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+        if (folder / name).exists():
+            os.replace(folder / name, old)
+        os.replace(new, folder / name)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def restore(self, policy: Policy, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+        """Put policy and optimizer where the last complete update left them; return its metrics so far."""
+        folder = self.path / "checkpoints"
+        for old in folder.glob(".*.old"):  # killed between the two renames of a swap
+            if not (folder / old.name[1:-4]).exists():
+                os.replace(old, folder / old.name[1:-4])
+        source = folder / "last"
+        state = load_policy(source if source.exists() else folder / "first").model.state_dict()
+        policy.model.load_state_dict(state)
+        if not source.exists():
+            atomic_write(self.path / "metrics.jsonl", "")
+            return []
+        try:
+            saved = load_file(source / "optimizer.safetensors")
+            rows = json.loads((source / "rows.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise RunError(f"{source}: cannot be resumed from ({error})") from error
+        entries: dict[int, dict[str, Tensor]] = {}
+        for key, value in saved.items():
+            number, name = key.split(".")
+            entries.setdefault(int(number), {})[name] = value
+        optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
+        atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
+        return rows
+
+    def save(self, policy, optimizer, rows, trajectories, skills, shifts, every) -> None:
+        """Keep an update: trajectories first, then the checkpoint that makes it count, then its metrics line."""
+        update, done = rows[-1]["update"], len(rows)
+        if done == 1 or done % every == 0:
+            write_trajectories(
+                self.path / "trajectories" / f"{update:04d}.parquet",
+                trajectories,
+                skills=skills,
+                shifts=shifts or None,
+            )
+            self._checkpoint(policy, f"{update:04d}")
+        scores = [r["validation_success"] for r in rows if "validation_success" in r]
+        if "validation_success" in rows[-1] and scores[-1] >= max(scores):
+            self._checkpoint(policy, "best")
+        self._checkpoint(policy, "last", optimizer, rows)
+        append_jsonl(self.path / "metrics.jsonl", rows[-1])
+
+
+def read_run(path: Path | str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """(protocol, metrics) of a run directory."""
+    path = Path(path)
+    if not (path / "protocol.json").exists():
+        raise RunError(f"{path}: not a run directory (no protocol.json)")
+    return json.loads((path / "protocol.json").read_text(encoding="utf-8")), read_jsonl(path / "metrics.jsonl").rows

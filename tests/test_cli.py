@@ -1,0 +1,51 @@
+"""The command line: thin, helpful, and never a traceback for something the user can mend."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from seedkit.cli import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "--run", "x", "--method", "sed"], "unknown method 'sed'"),
+        (["train", "--run", "x", "--updates", "0"], "updates must be positive"),
+        (["train", "--run", "x", "--policy", "no-such"], "no policy 'no-such'"),
+        (["evaluate", "--split", "test"], "no split 'test'"),
+        (["evaluate", "--tasks", "0"], "no tasks"),
+        (["evaluate", "--split", "official/valid_seen"], "alfworld-download"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SEEDKIT_ALFWORLD_DATA", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    err = capsys.readouterr().err.strip()
+    assert words in err and "\n" not in err
+    assert not (tmp_path / "x").exists()  # nothing is left behind
+
+
+def test_usage_errors_come_from_argparse(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["dance"])
+    assert stop.value.code == 2 and "invalid choice" in capsys.readouterr().err
+
+
+def test_doctor_says_what_is_here_and_how_to_get_the_rest(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("SEEDKIT_ALFWORLD_DATA", str(tmp_path))
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    for name in ("python", "cores", "memory", "torch", "GPU", "build tools", "fast engine", "household-tiny"):
+        assert re.search(rf"^{name}\s+\S", out, re.MULTILINE), name
+    assert re.search(r"^panels\s+train 384, valid_seen 96, valid_unseen 216$", out, re.MULTILINE)
+    assert "alfworld-download" in out
+
+
+def test_evaluate_prints_an_interval_and_its_protocol(capsys):
+    assert main(["evaluate", "--tasks", "6", "--episodes", "1"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"household-tiny\s+[\d.]+ \[[\d.]+, [\d.]+\]", out) and '"panel"' in out
