@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from seedkit.analysis import parse_analysis
 from seedkit.envs.base import data_dir
@@ -38,6 +38,7 @@ class SkillError(ValueError):
     """A skill file that cannot be used; names the file and what would be right."""
 
 
+@runtime_checkable
 class Analyzer(Protocol):
     """Anything that turns finished trajectories into skills."""
 
@@ -140,7 +141,7 @@ class SkillLibrary:
         """The skill for a task kind, else the one skill whose keyword stands in the task sentence."""
         if kind in self.skills:
             return Skill(self.skills[kind][1], author="library")
-        sentence = text.lower().rsplit("your task is to:", 1)[-1]
+        sentence = text.lower().rsplit("your task is to:", 1)[-1].strip().split("\n")[0]
         hits = [
             body
             for words, body in self.skills.values()
@@ -150,12 +151,15 @@ class SkillLibrary:
             return Skill(hits[0], author="library")
         reason = "no match" if not hits else "several match"
         if self.strict:
-            raise SkillError(f"{reason}: no single library skill for the task {sentence.strip()!r}")
+            raise SkillError(f"{reason}: no single library skill for the task {sentence!r}")
         return Skill(author="library", reason=reason)
 
     def write_skills(self, trajectories: Sequence[Trajectory]) -> list[Skill]:
         """The library's skill for each trajectory's task."""
-        return [replace(self.find(t.task.kind, t.turns[0].observation), source=t.id) for t in trajectories]
+        first = [t.turns[0].observation if t.turns else t.final_observation for t in trajectories]
+        return [
+            replace(self.find(t.task.kind, text), source=t.id) for t, text in zip(trajectories, first, strict=True)
+        ]
 
     def write_for(self, tasks: Sequence[Task]) -> list[Skill]:
         """The library's skill for each task, by kind: what prompting puts into the student's context."""
@@ -163,7 +167,10 @@ class SkillLibrary:
 
 
 def _read_skill(path: Path) -> tuple[str, tuple[str, ...], str]:
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise SkillError(f"{path}: not UTF-8 text ({error.reason})") from error
     found = re.fullmatch(r"---\n(.*?)\n---\n(.*)", text, re.DOTALL)
     if not found:
         raise SkillError(f"{path}: expected a front matter between two --- lines, then the skill")
@@ -171,7 +178,10 @@ def _read_skill(path: Path) -> tuple[str, tuple[str, ...], str]:
     for name in ("kind", "keywords"):
         if not fields.get(name):
             raise SkillError(f"{path}: the front matter lacks {name!r}")
+    keywords = tuple(w.strip().lower() for w in fields["keywords"].split(",") if w.strip())
+    if not keywords:
+        raise SkillError(f"{path}: the front matter's 'keywords' holds none")
     body = " ".join(found.group(2).split())
     if not body:
         raise SkillError(f"{path}: the skill's text is empty")
-    return fields["kind"], tuple(w.strip().lower() for w in fields["keywords"].split(",") if w.strip()), body
+    return fields["kind"], keywords, body

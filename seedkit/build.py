@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -229,14 +229,6 @@ def demonstrations(
         count -= len(CONDITIONS)
 
 
-def strip_skill(policy: Policy, trajectory: Trajectory) -> Trajectory:
-    """The same episode as if it had been played without a skill in the prompt."""
-    if trajectory.skill is None:
-        return trajectory
-    first = replace(trajectory.turns[0], context_ids=tuple(policy.open_ids(trajectory.turns[0].observation)))
-    return replace(trajectory, turns=(first, *trajectory.turns[1:]), skill=None)
-
-
 # --- training -----------------------------------------------------------------------------------------------------
 
 
@@ -299,7 +291,7 @@ def weigh(policy: Policy, demo: Demonstration, recipe: Recipe) -> Text:
 def weigh_analysis(policy: Policy, demo: Demonstration, recipe: Recipe, rng: random.Random) -> Text:
     """A finished episode and a hindsight skill: mostly the vague one, so that Stage 1 has something to teach."""
     kind = demo.trajectory.task.kind if rng.random() < recipe.right_analyses else "pick"
-    prompt = policy.analysis_ids(strip_skill(policy, demo.trajectory))
+    prompt = policy.analysis_ids(demo.trajectory)
     text = json.dumps({"episode_skill": skill_text(kind, kind, diagnose(demo.trajectory))})
     answer = [*policy.encode(text), policy.end_id]
     return Text(prompt + answer, [0.0] * len(prompt) + [1.0] * len(answer), demo.trajectory.task)

@@ -30,7 +30,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="Stage 1, GRPO and SEED from the same start, a table and a report")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"))
     demo.add_argument("--updates", type=int, default=24)
-    demo.add_argument("--panel", type=int, default=108, help="held-out tasks")
+    demo.add_argument("--panel", type=int, default=72, help="held-out tasks")
     demo.add_argument("--seed", type=int, default=0)
     demo.set_defaults(run_command=_demo)
 

@@ -28,7 +28,7 @@ METHODS = ("grpo", "seed")
 
 
 def demo(
-    folder: Path, *, updates: int = 24, panel: int = 108, episodes: int = 2, taught: int = 96, seed: int = 0
+    folder: Path, *, updates: int = 24, panel: int = 72, episodes: int = 2, taught: int = 96, seed: int = 0
 ) -> list[Row]:
     """Run the demonstration into `folder` and print its table.
 
@@ -90,7 +90,7 @@ def train_both(folder: Path, start: Path, updates: int, seed: int) -> None:
     """Train the methods in one process a core; their runs lie in `folder`."""
     environ = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     command = [sys.executable, "-m", "seedkit.cli", "train", "--policy", str(start), "--updates", str(updates)]
-    command += ["--seed", str(seed), "--tasks", "8", "--validation", "0", "--resume"]
+    command += ["--seed", str(seed), "--tasks", "4", "--lr", "3e-4", "--validation", "0", "--resume"]
     jobs = {
         name: subprocess.Popen([*command, "--method", name, "--run", str(folder / name)], env=environ)
         for name in METHODS

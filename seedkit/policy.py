@@ -127,10 +127,11 @@ class Policy:
         lay = self.layout
         outcome = "success" if trajectory.success else "failure"
         tail = self._markers(lay.user) + self.encode(trajectory.final_observation) + self._markers(lay.analyze)
-        return list(self.lay_out(trajectory).ids) + tail + self.encode(outcome) + self._markers(lay.assistant)
+        plain = self.lay_out(trajectory, Skill() if trajectory.skill else None)
+        return list(plain.ids) + tail + self.encode(outcome) + self._markers(lay.assistant)
 
     def _advice(self, text: str) -> list[int]:
-        return self._markers(self.layout.skill) + self.encode(text) if text else []
+        return self._markers(self.layout.skill) + self.encode(text) if text.strip() else []
 
     def _request(self, turn: int, skill: Skill | None) -> list[int]:
         return self._advice(skill.steps.get(turn, "") if skill else "") + self._markers(self.layout.assistant)
@@ -230,6 +231,8 @@ class Policy:
         out: list[Tensor] = [torch.empty(0)] * len(samples)
         for pack in self.batches(samples, token_budget):
             chosen = [samples[i] for i in pack]
+            if not any(any(s.mask) for s in chosen):
+                continue  # nothing was sampled in them: no log-probabilities
             logp, _ = self.logprobs(*self.pad(chosen), temperature=temperature)
             for i, part in zip(pack, logp.split([sum(s.mask) for s in chosen]), strict=True):
                 out[i] = part
@@ -344,19 +347,40 @@ def load_policy(name: str | Path) -> Policy:
         raise PolicyError(
             f"no policy {str(name)!r}: give a folder or one of {', '.join(known) or '(none built yet)'}"
         )
-    for file, what in (("config.json", "model configuration"), ("layout.json", "prompt layout")):
+    for file, what in (
+        ("config.json", "model configuration"),
+        ("layout.json", "prompt layout"),
+        ("tokenizer.json", "tokenizer"),
+        ("tokenizer_config.json", "tokenizer settings"),
+    ):
         if not (path / file).exists():
             raise PolicyError(f"{path}: {file} ({what}) is missing")
     if not (path / "model.safetensors").exists():
         raise PolicyError(f"{path}: model.safetensors is missing (other weight formats are not loaded)")
     try:
-        layout = Layout(**json.loads((path / "layout.json").read_text(encoding="utf-8")))
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, use_safetensors=True, trust_remote_code=False, local_files_only=True
+        fields = json.loads((path / "layout.json").read_text(encoding="utf-8"))
+        for field, value in fields.items():
+            if not isinstance(value, str):
+                raise ValueError(f"layout field {field!r} must be text, got {value!r}")
+        layout = Layout(**fields)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
         )
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the libraries raise many kinds; a broken checkpoint is one line for the user
-        raise PolicyError(
-            f"{path}: cannot be loaded ({type(error).__name__}: {str(error).splitlines()[0]})"
-        ) from error
+        why = (str(error).splitlines() or [""])[0]
+        raise PolicyError(f"{path}: cannot be loaded ({type(error).__name__}: {why})") from error
+    if info["missing_keys"]:
+        raise PolicyError(f"{path}: the weights lack {', '.join(sorted(info['missing_keys']))} (missing)")
+    if not all(bool(torch.isfinite(w).all()) for w in model.state_dict().values()):
+        raise PolicyError(f"{path}: the weights hold numbers that are not finite")
+    if layout.end not in tokenizer.get_vocab():
+        raise PolicyError(f"{path}: layout.json: 'end' {layout.end!r} is no token of the tokenizer")
+    if tokenizer.pad_token_id is None:
+        raise PolicyError(f"{path}: the tokenizer has no pad token")
     return Policy(model, tokenizer, layout, Path(name).name)

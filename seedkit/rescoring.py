@@ -43,17 +43,24 @@ def rescore(
     if len(skills) != len(trajectories):
         raise ValueError(f"one skill (or None) a trajectory: {len(skills)} for {len(trajectories)}")
     ordinary = [policy.lay_out(t) for t in trajectories]
-    advised = [_advised(policy, t, o, s) for t, o, s in zip(trajectories, ordinary, skills, strict=True)]
+    for trajectory, sample in zip(trajectories, ordinary, strict=True):
+        _fits(policy, trajectory, sample, "")
+    pairs = zip(trajectories, ordinary, skills, strict=True)
+    advised = [_advised(policy, teacher or policy, t, sample, skill) for t, sample, skill in pairs]
     students = _score(policy, trajectories, ordinary, token_budget) if student_logp is None else student_logp
-    reached = [n for n, sample in enumerate(advised) if sample is not None]
-    samples = [sample for sample in advised if sample is not None]
+    reached = [n for n, (sample, _) in enumerate(advised) if sample is not None]
+    samples = [sample for sample, _ in advised if sample is not None]
     teachers = _score(teacher or policy, [trajectories[n] for n in reached], samples, token_budget)
     by_number = dict(zip(reached, teachers, strict=True))
     version = (teacher or policy).version
     out = []
     for n, (trajectory, skill, student) in enumerate(zip(trajectories, skills, students, strict=True)):
+        if len(student) != len(trajectory.response_ids):
+            raise ValueError(
+                f"trajectory {trajectory.id!r}: {len(student)} student log-probabilities for "
+                f"{len(trajectory.response_ids)} response tokens"
+            )
         got = n in by_number
-        sample = advised[n]
         out.append(
             Shifts(
                 trajectory=trajectory.id,
@@ -62,31 +69,45 @@ def rescore(
                 student_logp=tuple(map(float, student)),
                 teacher_logp=tuple(map(float, by_number[n] if got else student)),
                 mask=(got,) * len(trajectory.response_ids),
-                skill_tokens=len(sample.ids) - len(ordinary[n].ids) if sample else 0,
+                skill_tokens=advised[n][1],
                 skill_id=skill.id if skill and got else None,
-                reason=None if got else (skill.reason if skill and skill.reason else "no skill"),
+                reason=None if got else _why_not(skill),
                 policy_version=version,
             )
         )
     return out
 
 
-def _advised(policy: Policy, trajectory: Trajectory, ordinary: Sample, skill: Skill | None) -> Sample | None:
-    """The teacher's sample, or None when there is no skill to give; both branches must hold the same responses."""
-    if skill is None or not skill.ok:
-        return None
-    plain = policy.lay_out(trajectory, Skill())
-    sample = policy.lay_out(trajectory, skill)
+def _advised(
+    policy: Policy, teacher: Policy, trajectory: Trajectory, ordinary: Sample, skill: Skill | None
+) -> tuple[Sample | None, int]:
+    """The teacher's sample and its skill tokens; (None, 0) when no skill reaches any of its sampled tokens."""
+    if skill is None or not skill.ok or not trajectory.response_ids:
+        return None, 0
+    plain, sample = policy.lay_out(trajectory, Skill()), policy.lay_out(trajectory, skill)
     if trajectory.skill is None and plain.ids != ordinary.ids:
         raise PolicyError(f"trajectory {trajectory.id!r}: its contexts were not written by this policy's tokenizer")
     if _responses(sample) != trajectory.response_ids or _responses(ordinary) != trajectory.response_ids:
         raise ValueError(f"trajectory {trajectory.id!r}: the branches do not hold the same response ids")
+    added = len(sample.ids) - len(plain.ids)
+    if added == 0:
+        return None, 0
+    _fits(teacher, trajectory, sample, f" with the skill ({len(plain.ids)} without)")
+    return sample, added
+
+
+def _fits(policy: Policy, trajectory: Trajectory, sample: Sample, how: str) -> None:
     if len(sample.ids) > policy.max_length:
         raise ContextOverflow(
-            f"trajectory {trajectory.id!r}: with the skill its context has {len(sample.ids)} tokens "
-            f"({len(ordinary.ids)} without), the model reads {policy.max_length}"
+            f"trajectory {trajectory.id!r}: its context has {len(sample.ids)} tokens{how}, the model reads "
+            f"{policy.max_length}"
         )
-    return sample
+
+
+def _why_not(skill: Skill | None) -> str:
+    if skill is None:
+        return "no skill"
+    return skill.reason or ("no token of the skill reached the teacher" if skill.ok else "no skill")
 
 
 def _responses(sample: Sample) -> tuple[int, ...]:

@@ -45,6 +45,12 @@ def collect(
     Returns:
         `len(tasks) * group` trajectories, task by task.
     """
+    settings = {"group": group, "max_steps": max_steps, "batch_size": batch_size, "max_new_tokens": max_new_tokens}
+    for name, value in settings.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not temperature >= 0:
+        raise ValueError(f"temperature must be at least 0, got {temperature}")
     if skills is not None and len(skills) != len(tasks):
         raise ValueError(f"one skill a task: {len(skills)} skills for {len(tasks)} tasks")
     version = policy.version
@@ -129,7 +135,7 @@ class _Row:
             task=self.task,
             turns=tuple(self.turns),
             success=self.now.success,
-            reward=sum(t.reward for t in self.turns),
+            reward=float(sum(t.reward for t in self.turns)),
             policy_version=version,
             seed=self.seed,
             final_observation=self.now.text,

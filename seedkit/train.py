@@ -49,8 +49,8 @@ class Stage1Config:
     """Passes over the examples (SEED: 3)."""
     lr: float = 1e-3
     """AdamW step size, for a policy of a few million parameters."""
-    batch_size: int = 16
-    """Trajectories a step."""
+    batch_size: int = 8
+    """Trajectories a step (16 left `pick` at 83 % of right analyses on 192 episodes, 8 brings 92 %)."""
     seed: int = 0
     """Order of the examples."""
 
@@ -111,7 +111,7 @@ def stage1(
     config: Stage1Config = Stage1Config(),
     *,
     progress: bool = False,
-) -> list[dict[str, float]]:
+) -> list[dict[str, int | float]]:
     """Fine-tune the policy, in place, to write the given skill after each finished trajectory.
 
     Trajectories whose skill is not `ok` are left out. Loss: cross-entropy on the analysis tokens (nats a token).
@@ -135,7 +135,7 @@ def stage1(
         raise RunError("no trajectory has a skill to learn from")
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=config.lr, weight_decay=0.0)
     steps = config.epochs * math.ceil(len(examples) / config.batch_size)
-    rows: list[dict[str, float]] = []
+    rows: list[dict[str, int | float]] = []
     bar = tqdm(total=steps, desc="stage 1", disable=not progress, leave=False)
     for epoch in range(config.epochs):
         order = list(range(len(examples)))

@@ -201,25 +201,29 @@ def test_alarms_name_each_sign_of_collapse():
 
 
 @pytest.mark.parametrize(
-    ("config", "name"),
+    ("stage", "field", "value"),
     [
-        (Stage2Config(updates=0), "updates"),
-        (Stage2Config(updates=2.5), "updates"),
-        (Stage2Config(tasks=True), "tasks"),
-        (Stage2Config(group=-1), "group"),
-        (Stage2Config(lr=0.0), "lr"),
-        (Stage2Config(lr=math.nan), "lr"),
-        (Stage2Config(temperature=0.0), "temperature"),
-        (Stage2Config(kl_coef=-0.1), "kl_coef"),
-        (Stage2Config(coef=math.inf), "coef"),
-        (Stage2Config(method="sed"), "unknown method 'sed'"),
-        (Stage1Config(epochs=0), "epochs"),
-        (Stage1Config(lr=-1.0), "lr"),
-        (Stage1Config(batch_size=0), "batch_size"),
+        (Stage2Config, "updates", 0),
+        (Stage2Config, "updates", 2.5),
+        (Stage2Config, "tasks", True),
+        (Stage2Config, "group", -1),
+        (Stage2Config, "lr", 0.0),
+        (Stage2Config, "lr", math.nan),
+        (Stage2Config, "lr", "1e-4"),
+        (Stage2Config, "temperature", 0.0),
+        (Stage2Config, "kl_coef", -0.1),
+        (Stage2Config, "coef", math.inf),
+        (Stage2Config, "seed", None),
+        (Stage2Config, "method", "sed"),
+        (Stage1Config, "epochs", 0),
+        (Stage1Config, "lr", -1.0),
+        (Stage1Config, "batch_size", 0),
     ],
 )
-def test_a_wrong_setting_is_named(config, name):
-    with pytest.raises(ValueError, match=name) as error:
+def test_a_wrong_setting_is_named(stage, field, value):
+    config = stage()
+    object.__setattr__(config, field, value)  # past the type checks that only tests have
+    with pytest.raises(ValueError, match=field) as error:
         check(config)
     assert "\n" not in str(error.value)
 

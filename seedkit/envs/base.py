@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from seedkit.types import Observation, Skill, Task, digest
 
@@ -14,6 +14,7 @@ class EnvError(ValueError):
     """A task, panel or data folder that cannot be used; the message says what would be right."""
 
 
+@runtime_checkable
 class TextEnv(Protocol):
     """One episode at a time; `clone` gives another player on the same loaded games."""
 
@@ -75,7 +76,10 @@ def read_panel(path: Path, env: str) -> list[Task]:
     """
     if not path.exists():
         raise EnvError(f"{path}: no such panel file")
-    lines = path.read_text(encoding="utf-8").splitlines()
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise EnvError(f"{path.name}: not UTF-8 text ({error.reason})") from error
     rows = []
     for number, line in enumerate(lines, 1):
         try:
@@ -87,6 +91,8 @@ def read_panel(path: Path, env: str) -> list[Task]:
         rows.append(row)
     if not rows or not {"split", "count", "hash"} <= set(rows[0]):
         raise EnvError(f"{path.name} line 1: expected the panel's header with split, count and hash")
+    if rows[0]["split"] != path.stem:
+        raise EnvError(f"{path.name} line 1: the split is {rows[0]['split']!r}, the file's name says {path.stem!r}")
     header, tasks = rows[0], []
     for number, row in enumerate(rows[1:], 2):
         for key, kind in (("id", str), ("kind", str), ("spec", dict)):

@@ -69,12 +69,12 @@ class Household:
     max_steps = MAX_STEPS
 
     def __init__(self, engine: str = "fast", _shared: _Games | None = None) -> None:
+        self._engine: PddlEnv | None = None
+        self._done = True
         if engine not in ("fast", "stock"):
             raise EnvError(f"engine must be 'fast' or 'stock', got {engine!r}")
         self.engine_name = engine
         self._games = _shared or _Games()
-        self._engine: PddlEnv | None = None
-        self._done = True
 
     def clone(self) -> Household:
         """Another player on the same games."""
@@ -102,6 +102,9 @@ class Household:
         """The game.tw-pddl file that the task plays; generated games are written to the cache once."""
         if "file" in task.spec:
             return official_root() / task.spec["file"]
+        walkthrough = task.spec.get("walkthrough", [])
+        if not isinstance(walkthrough, list) or not all(isinstance(c, str) for c in walkthrough):
+            raise EnvError(f"task {task.id!r}: 'walkthrough' must be a list of commands, got {walkthrough!r}")
         path = cache_dir() / "household" / f"{digest(task.spec, 16)}.tw-pddl"
         if not path.exists():
             spec = {k: v for k, v in task.spec.items() if k != "walkthrough"}
@@ -113,6 +116,8 @@ class Household:
             partial = path.with_suffix(f".{os.getpid()}.partial")
             partial.write_text(json.dumps(game), encoding="utf-8")
             os.replace(partial, path)
+        if task.spec["kind"] != task.kind:
+            raise EnvError(f"task {task.id!r}: its kind is {task.kind!r}, its game's kind {task.spec['kind']!r}")
         return path
 
     def grammar(self, task: Task) -> str:
@@ -127,18 +132,24 @@ class Household:
         """Start a task and return its first observation."""
         if task.env != self.name:
             raise EnvError(f"task {task.id!r} belongs to {task.env!r}, not to {self.name!r}")
-        self._done, self._ready = False, -1  # -1: the engine, if there is one, stands in some other game
-        key = digest([task.id, task.spec], 20)
+        self._done, self._ready = True, -1  # -1: the engine, if there is one, stands in some other game
+        key = digest([task.id, task.kind, task.spec], 20)
         if key not in self._games.roots:
-            engine = self._borrow()
-            engine.load(str(self.game_file(task)))
-            seen = self._see(engine.reset())
+            engine, path = self._borrow(), self.game_file(task)
+            try:
+                engine.load(str(path))
+                seen = self._see(engine.reset())
+            except Exception as error:  # the engine's parsers raise kinds of their own
+                why = getattr(error, "strerror", None) or " ".join(str(error).split()) or type(error).__name__
+                remedy = f"fetch it again with `{DOWNLOAD}`" if "file" in task.spec else "delete it, it is made again"
+                raise EnvError(f"{path}: not a game that can be played ({why[:80]}); {remedy}") from error
             if not isinstance(engine, FastPddlEnv):
                 return seen
             self._games.roots[key] = (engine.game, self._games.add(_Node(seen)))
             self._ready = 0
         self._game, self._node = self._games.roots[key]
         self._path: list[int] = []
+        self._done = False
         return self._node.observation
 
     def step(self, action: str) -> Observation:
@@ -189,8 +200,8 @@ class Household:
 
 @functools.lru_cache(maxsize=100_000)
 def _placing_verb(path: Path) -> str:
-    text = json.loads(path.read_text(encoding="utf-8"))["grammar"]
-    found = re.search(r'action\s+PutObject\s*\{\s*template\s*::\s*"(\w+)', text)
+    text = json.loads(path.read_text(encoding="utf-8")).get("grammar")
+    found = re.search(r'action\s+PutObject\s*\{\s*template\s*::\s*"(\w+)', str(text))
     return found.group(1) if found else "unknown"
 
 
@@ -218,10 +229,12 @@ def official_panel(split: str) -> list[Task]:
         if kind is None or "movable" in relative or "Sliced" in relative:
             continue
         try:
-            solvable = json.loads(path.read_text(encoding="utf-8")).get("solvable", False)
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            game = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(game, dict):
+                raise ValueError(f"expected an object, got {type(game).__name__}")
+        except ValueError as error:
             raise EnvError(f"{relative}: not a game file ({error}); fetch it again with `{DOWNLOAD}`") from error
-        if solvable:
+        if game.get("solvable"):
             tasks.append(Task(relative.rsplit("/", 1)[0], "household", f"official/{split}", kind, {"file": relative}))
     if not tasks:
         raise EnvError(

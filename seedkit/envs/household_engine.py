@@ -75,13 +75,17 @@ def _name_entities(infos: dict[str, Any]) -> None:
         info.name = demangler.demangle_alfred_name(info.id)
 
 
+def _game_data(given: Any) -> dict[str, Any]:
+    return given if isinstance(given, dict) else json.loads(Path(given).read_text(encoding="utf-8"))
+
+
 class NamedPddlEnv(PddlEnv):
     """The stock engine with ALFWorld's entity names, as `alfworld` itself wraps it."""
 
     def load(self, filename_or_data: Any) -> None:
         """Load a game from a path or its JSON object."""
         with _arguments_kept():
-            super().load(filename_or_data)
+            super().load(_game_data(filename_or_data))
         _name_entities(self._entity_infos)
 
     def reset(self) -> GameState:
@@ -375,9 +379,7 @@ class FastPddlEnv(PddlEnv):
         if isinstance(filename_or_data, LoadedGame):
             self.game = filename_or_data
         else:
-            is_data = isinstance(filename_or_data, dict)
-            data = filename_or_data if is_data else json.loads(Path(filename_or_data).read_text(encoding="utf-8"))
-            self.game = LoadedGame(data, self)
+            self.game = LoadedGame(_game_data(filename_or_data), self)
         self._room = 0
 
     def restart(self) -> None:

@@ -102,7 +102,8 @@ class Expert:
         arrived = re.search(r"you arrive at ([a-z]+ \d+)", text)
         if arrived:
             self.here = arrived.group(1)
-        self.shut = " is closed." in text
+        if re.match(r"you (arrive|open|close)", text):
+            self.shut = " is closed." in text or text.startswith("you close")
         if "you see" in text and "middle of a room" not in text and self.here:
             listed = text.split("you see", 1)[1]
             for name, number in _THING.findall(listed):

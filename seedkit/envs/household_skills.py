@@ -108,17 +108,17 @@ def diagnose(trajectory: Trajectory) -> str | None:
     kind, name, target = parse_goal(trajectory.turns[0].observation)
     actions = [t.action for t in trajectory.turns if t.valid]
     taken = [a for a in actions if a.startswith(f"take {name} ")]
-    moved = [a for a in actions if a.startswith(f"move {name} ")]
+    moved = [a for a in actions if re.match(rf"(move|put) {name} ", a)]  # grammars before ALFWorld 0.4 say "put"
     if not taken:
         return "lost"
     home = re.sub(r"^take \w+ \d+ from ", "", taken[0])
-    if kind != "look" and any(re.search(rf" to {target} \d+$", a) for a in moved):
+    if kind != "look" and any(re.search(rf" (to|in|on|in/on) {target} \d+$", a) for a in moved):
         if kind == "two":
             return "once"
         if kind in _TOOL_WORD:
             used = [a for a in actions if re.match(rf"(clean|heat|cool) {name} ", a)]
             return "tool" if used else "skip"
-    if moved and moved[0].endswith(f" to {home}"):
+    if moved and moved[0].endswith(f" {home}"):
         return "drop"
     return "place" if moved and kind != "look" else "idle"
 
