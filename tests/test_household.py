@@ -201,6 +201,11 @@ def test_players_keep_their_place_when_shared_transitions_are_forgotten(env, pan
         command = rng.choice(nows[n].admissible)
         nows[n] = group[n].step(command)
         assert nows[n] == alone[n].step(command)
+    assert sum(size(root) for _, root in shared._games.roots.values()) <= 15
+
+
+def size(node):
+    return 1 + sum(map(size, node.children.values()))
 
 
 def test_a_known_transition_costs_no_engine_step(panels, monkeypatch):
@@ -257,7 +262,8 @@ now = env.reset(Task(**TASK))
 for _ in range(4):
     now = env.step(now.admissible[0])
 after = snapshot()
-changed = [key for key, value in held.items() if after.get(key) is not value]
+known = {key[0] for key in held}
+changed = [key for key in {**held, **after} if key[0] in known and after.get(key) is not held.get(key)]
 print(json.dumps({"changed": changed, "held": len(held), "same": stock() == before, "argv": before[1],
                   "text": before[0][0]}))
 """

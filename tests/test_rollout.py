@@ -90,20 +90,20 @@ class Sayer:
     """Stands in for a policy's sampling: says what the script says, one line a turn and row."""
 
     def __init__(self, monkeypatch, policy, lines):
-        self.rows = []
+        self.rows = rows_said = []
 
         class Talk:
-            def __init__(inner, policy, rows):
-                inner.turn = 0
+            def __init__(self, policy, rows):
+                self.turn = 0
 
-            def say(inner, contexts, rngs, max_new_tokens, temperature):
-                self.rows.append(len(contexts))
-                line = lines[min(inner.turn, len(lines) - 1)]
-                inner.turn += 1
+            def say(self, contexts, rngs, max_new_tokens, temperature):
+                rows_said.append(len(contexts))
+                line = lines[min(self.turn, len(lines) - 1)]
+                self.turn += 1
                 ids = [*policy.encode(line), policy.end_id]
                 return [ids for _ in contexts], [[-0.5] * len(ids) for _ in contexts]
 
-            def keep(inner, rows):
+            def keep(self, rows):
                 pass
 
         monkeypatch.setattr("seedkit.rollout.Conversation", Talk)
@@ -246,6 +246,17 @@ def test_a_full_context_truncates_its_episode_alone(monkeypatch):
                 fits = 1 + (policy.max_length - 12 - start - 3 + 3) // turn
                 assert (len(trajectory.turns), trajectory.truncated, trajectory.success) == (fits, True, False)
                 assert trajectory.final_observation == f"you arrive at desk {fits}."
+
+
+def test_rows_that_leave_early_do_not_disturb_the_others(env, tasks):
+    """The longest openings fill the context first; the cache must go on with the right rows."""
+    policy = talker()
+    openings = sorted(len(policy.open_ids(env.reset(task).text)) for task in tasks)
+    policy.max_length = openings[-1] + 40
+    whole = collect(policy, env, tasks, group=2, max_steps=6)
+    assert len({len(t.turns) for t in whole}) > 1
+    for size in (1, 3):
+        assert said(collect(policy, env, tasks, group=2, max_steps=6, batch_size=size)) == said(whole)
 
 
 def test_a_task_that_does_not_fit_at_all(env, tasks):
