@@ -273,7 +273,7 @@ class Text:
     """A training text: tokens, the weight of each one's loss (None: the game's words), and its task."""
 
     ids: list[int]
-    weights: list[float | None]
+    weights: Sequence[float | None]
     task: Task
 
 
@@ -393,7 +393,9 @@ def _worker(rank: int, workers: int, folder: str, recipe: Recipe) -> None:
     distributed.destroy_process_group()
 
 
-def _loss(policy: Policy, texts: list[list[int]], weights: list[list[float | None]], reading: float) -> torch.Tensor:
+def _loss(
+    policy: Policy, texts: list[list[int]], weights: list[Sequence[float | None]], reading: float
+) -> torch.Tensor:
     """Weighted cross-entropy of a batch, nats a token; `reading` is the weight of the game's words."""
     width = max(map(len, texts))
     ids = torch.tensor([t + [policy.pad_id] * (width - len(t)) for t in texts])

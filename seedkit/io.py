@@ -44,6 +44,37 @@ class JsonLines(NamedTuple):
     torn: str | None
 
 
+@dataclass(frozen=True)
+class Ledger:
+    """What an update made of its batch, written beside its trajectories: the inspector checks the books with it."""
+
+    method: str
+    """Name of the method."""
+    beta: float
+    """Gate steepness, 1/nat."""
+    coef: float
+    """λ."""
+    tokens: int
+    """Response tokens of the batch: the denominator of its losses."""
+    advantage: tuple[float, ...]
+    """A of each trajectory, reward sd."""
+    loss: tuple[float, ...]
+    """Each trajectory's share of loss_policy + loss_distill; they add up to the batch's."""
+
+
+def write_ledger(path: str | os.PathLike[str], ledger: Ledger) -> None:
+    """Write a ledger as JSON, all or nothing."""
+    atomic_write(path, json.dumps(vars(ledger)) + "\n")
+
+
+def read_ledger(path: str | os.PathLike[str]) -> Ledger:
+    """A ledger as it was written. Raises `DataError`."""
+    try:
+        return _decode(_object(Path(path).read_bytes(), str(path)), Ledger)
+    except _Wrong as wrong:
+        raise DataError(f"{path}: {wrong}") from None
+
+
 def write_trajectories(
     path: str | os.PathLike[str],
     trajectories: Sequence[Trajectory],

@@ -11,7 +11,7 @@ import copy
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -238,6 +238,17 @@ class Policy:
                 out[i] = part
         return out
 
+    def distributions(self, sample: Sample, temperature: float = 1.0, positions: int = 256) -> Iterator[Tensor]:
+        """Log-probabilities [N, V] (nats, float32) of all tokens at a sample's response positions, N at a time."""
+        ids, _, response = self.pad([sample])
+        with torch.no_grad():
+            hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
+            parts = hidden[response[:, 1:]].split(positions)
+        for part in parts:
+            with torch.no_grad():
+                logits = self.model.get_output_embeddings()(part).float()
+            yield torch.log_softmax(logits / temperature, dim=-1)
+
     # --- sampling --------------------------------------------------------------------------------------------------
 
     def generate(
@@ -363,7 +374,7 @@ def load_policy(name: str | Path) -> Policy:
             if not isinstance(value, str):
                 raise ValueError(f"layout field {field!r} must be text, got {value!r}")
         layout = Layout(**fields)
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=torch.float32,
             use_safetensors=True,
@@ -371,6 +382,7 @@ def load_policy(name: str | Path) -> Policy:
             local_files_only=True,
             output_loading_info=True,
         )
+        model, info = loaded
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the libraries raise many kinds; a broken checkpoint is one line for the user
         why = (str(error).splitlines() or [""])[0]

@@ -8,6 +8,10 @@ decoded or re-encoded; only the prompt differs. A skill that does not reach the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
 
 from seedkit.policy import ContextOverflow, Policy, PolicyError, Sample
 from seedkit.types import Shifts, Skill, Trajectory
@@ -75,6 +79,59 @@ def rescore(
                 policy_version=version,
             )
         )
+    return out
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """What student and teacher would rather have said at each sampled token; axis 1 is (student, teacher).
+
+    Attributes:
+        ids: the likeliest tokens [T, 2, top].
+        logp: their log-probabilities (nats) [T, 2, top].
+        rank: place of the sampled token, 1 = likeliest [T, 2].
+        kl: KL(student ‖ teacher) over the whole vocabulary (nats) [T].
+    """
+
+    ids: np.ndarray
+    logp: np.ndarray
+    rank: np.ndarray
+    kl: np.ndarray
+
+
+def contrast(
+    policy: Policy,
+    trajectories: Sequence[Trajectory],
+    skills: Sequence[Skill | None],
+    *,
+    teacher: Policy | None = None,
+    top: int = 5,
+) -> list[Contrast | None]:
+    """Compare the whole next-token distributions with and without a skill, at every sampled token.
+
+    Args as for `rescore`; top: alternatives to keep (at most the vocabulary). None where no skill reached the
+    teacher.
+    """
+    out: list[Contrast | None] = []
+    for trajectory, skill in zip(trajectories, skills, strict=True):
+        ordinary = policy.lay_out(trajectory)
+        _fits(policy, trajectory, ordinary, "")
+        advised, _ = _advised(policy, teacher or policy, trajectory, ordinary, skill)
+        if advised is None:
+            out.append(None)
+            continue
+        heat = trajectory.protocol.get("temperature", 1.0) or 1.0
+        own = torch.tensor(trajectory.response_ids)
+        parts = []
+        both = policy.distributions(ordinary, heat), (teacher or policy).distributions(advised, heat)
+        for student, taught in zip(*both, strict=True):  # [N, V] each, N positions at a time
+            kl = (student.exp() * (student - taught)).nan_to_num().sum(-1)
+            place = own[sum(len(p[3]) for p in parts) :][: len(student), None]
+            sides = [side.topk(min(top, side.shape[-1])) for side in (student, taught)]
+            ranks = [(side > side.gather(-1, place)).sum(-1) + 1 for side in (student, taught)]
+            ids, logp = (torch.stack(x, 1).numpy() for x in ([s.indices for s in sides], [s.values for s in sides]))
+            parts.append((ids, logp, torch.stack(ranks, 1).numpy(), kl.numpy()))
+        out.append(Contrast(*(np.concatenate(column) for column in zip(*parts, strict=True))))
     return out
 
 

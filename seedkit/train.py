@@ -28,7 +28,7 @@ from seedkit.analyzer import Analyzer, PolicyAnalyzer, SkillLibrary, reasons
 from seedkit.envs.base import TextEnv, panel_hash
 from seedkit.evaluate import evaluate
 from seedkit.gate import gate_weights
-from seedkit.io import append_jsonl, atomic_write, read_jsonl, write_trajectories
+from seedkit.io import Ledger, append_jsonl, atomic_write, read_jsonl, write_ledger, write_trajectories
 from seedkit.methods import Method, method_losses, resolve
 from seedkit.objective import degenerate_groups, group_advantages, kl_penalty, masked_mean
 from seedkit.policy import Policy, Sample, load_policy
@@ -242,7 +242,8 @@ def stage2(
             lap("rescoring")
 
         row: dict[str, Any] = {"update": update + 1}
-        row |= _update(policy, reference, optimizer, trajectories, shifts, chosen, config)
+        sums, ledger = _update(policy, reference, optimizer, trajectories, shifts, chosen, config)
+        row |= sums
         row |= _skill_metrics(env, trajectories, skills, shifts, chosen)
         lap("update")
 
@@ -255,7 +256,7 @@ def stage2(
             tqdm.write(f"update {update + 1}: {alarm}")
         rows.append(row | lap.seconds)
         if keeper:
-            keeper.save(policy, optimizer, rows, trajectories, skills, shifts, save_every)
+            keeper.save(policy, optimizer, rows, trajectories, skills, shifts, ledger, save_every)
         if on_update:
             on_update(rows[-1], trajectories, shifts)
         shown = {"success": f"{row['success']:.2f}", "reward": f"{row['reward']:.2f}"}
@@ -303,13 +304,14 @@ def _update(
     shifts: Sequence[Shifts],
     method: Method,
     config: Stage2Config,
-) -> dict[str, float]:
+) -> tuple[dict[str, float], Ledger]:
     """One gradient step on a batch; every mean is over all response tokens of the batch."""
     rewards = rewards_of(trajectories, config.invalid_penalty)
     groups = [n // config.group for n in range(len(trajectories))]
     advantages = group_advantages(rewards, groups)
     samples = [policy.lay_out(t) for t in trajectories]
     tokens = sum(sum(s.mask) for s in samples)
+    shares = [0.0] * len(trajectories)
     sums = {"loss_policy": 0.0, "loss_distill": 0.0, "kl": 0.0, "entropy": 0.0, "behaviour_gap": 0.0}
     for pack in policy.batches(samples):
         part = [samples[i] for i in pack]
@@ -332,6 +334,8 @@ def _update(
             response_mask=everywhere,
             teacher_mask=taught,
         )
+        for i, share in zip(pack, sum(losses.values())[0].detach().split(counts), strict=True):  # type: ignore[index]
+            shares[i] = float(share.double().sum()) / tokens
         if config.kl_coef:
             with torch.no_grad():
                 base, _ = reference.logprobs(*padded, temperature=config.temperature)
@@ -345,7 +349,10 @@ def _update(
         sums["behaviour_gap"] += float((logp.detach() - behaviour).abs().sum())
     norm = _step(policy, optimizer)
     steps = sum(len(t.turns) for t in trajectories)
-    return {
+    ledger = Ledger(
+        method.name, float(method.beta), float(method.coef), tokens, tuple(advantages.tolist()), tuple(shares)
+    )
+    row = {
         "success": sum(t.success for t in trajectories) / len(trajectories),
         "reward": float(rewards.mean()),
         "steps": steps / len(trajectories),
@@ -355,6 +362,7 @@ def _update(
         "grad_norm": norm,
         **{name: value / tokens for name, value in sums.items()},
     }
+    return row, ledger
 
 
 def _skill_metrics(
@@ -489,16 +497,13 @@ class _Run:
         atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
         return rows
 
-    def save(self, policy, optimizer, rows, trajectories, skills, shifts, every) -> None:
+    def save(self, policy, optimizer, rows, trajectories, skills, shifts, ledger, every) -> None:
         """Keep an update: trajectories first, then the checkpoint that makes it count, then its metrics line."""
         update, done = rows[-1]["update"], len(rows)
         if done == 1 or done % every == 0:
-            write_trajectories(
-                self.path / "trajectories" / f"{update:04d}.parquet",
-                trajectories,
-                skills=skills,
-                shifts=shifts or None,
-            )
+            kept = self.path / "trajectories" / f"{update:04d}.parquet"
+            write_trajectories(kept, trajectories, skills=skills, shifts=shifts or None)
+            write_ledger(kept.with_suffix(".json"), ledger)
             self._checkpoint(policy, f"{update:04d}")
         scores = [r["validation_success"] for r in rows if "validation_success" in r]
         if "validation_success" in rows[-1] and scores[-1] >= max(scores):

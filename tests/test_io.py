@@ -329,3 +329,15 @@ def test_a_bad_line_before_the_last_is_an_error(tmp_path):
 def test_a_lone_surrogate_does_not_stop_the_log(tmp_path):
     append_jsonl(tmp_path / "log.jsonl", {"text": "\\\ud800"})
     assert read_jsonl(tmp_path / "log.jsonl").rows == [{"text": "\\\ud800"}]
+
+
+def test_a_ledger_reads_back_equal_and_a_wrong_one_names_its_field(tmp_path):
+    path, ledger = tmp_path / "0001.json", io.Ledger("seed", 5.0, 0.01, 12, (1.0, -1 / 3), (0.25, -1e-17))
+    io.write_ledger(path, ledger)
+    assert io.read_ledger(path) == ledger
+    path.write_text(path.read_text().replace('"tokens": 12', '"tokens": "12"'))
+    with pytest.raises(DataError, match=r"0001\.json: tokens should be an integer"):
+        io.read_ledger(path)
+    path.write_text("[]")
+    with pytest.raises(DataError, match="one JSON object"):
+        io.read_ledger(path)

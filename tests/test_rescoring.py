@@ -11,7 +11,7 @@ from seedkit.envs import make
 from seedkit.envs.household_games import household_task, sample_specs
 from seedkit.envs.household_skills import skill_text
 from seedkit.policy import ContextOverflow, PolicyError, Sample, load_policy
-from seedkit.rescoring import rescore
+from seedkit.rescoring import contrast, rescore
 from seedkit.rollout import collect
 from seedkit.types import Skill, Task, Trajectory, Turn
 
@@ -346,3 +346,35 @@ def test_an_episode_without_turns_has_no_shifts(policy, skill):
     empty = Trajectory("empty", Task("t", "household", "x", "pick"), (), False, 0.0, "v", 0, truncated=True)
     (shift,) = rescore(policy, [empty], [skill])
     assert (shift.response_ids, shift.mask) == ((), ())
+
+
+# --- whole distributions
+
+
+def test_contrast_is_rescoring_over_the_whole_vocabulary(policy, played, shifts):
+    found = contrast(policy, played, [SKILL] * len(played), top=4)
+    for trajectory, shift, one in zip(played, shifts, found, strict=True):
+        assert one is not None
+        count = len(trajectory.response_ids)
+        assert (one.ids.shape, one.logp.shape, one.rank.shape) == ((count, 2, 4), (count, 2, 4), (count, 2))
+        for side, logp in enumerate((shift.student_logp, shift.teacher_logp)):
+            at = one.ids[:, side] == torch.tensor(trajectory.response_ids)[:, None].numpy()  # where it is in the top
+            assert at.sum() > 0
+            assert close(one.logp[:, side][at].tolist(), [p for p, here in zip(logp, at, strict=True) if here.any()])
+            assert (one.rank[:, side][at.any(-1)] == at.argmax(-1)[at.any(-1)] + 1).all()
+            assert (one.rank[:, side][~at.any(-1)] > 4).all()
+        assert (one.kl > -1e-6).all() and one.kl.max() > 1e-3
+
+
+def test_contrast_kl_is_the_sum_over_the_vocabulary(policy, played):
+    trajectory = next(t for t in played if t.protocol["temperature"] == 0.4)
+    one = contrast(policy, [trajectory], [SKILL], top=10_000)[0]  # more than there are: all of them
+    assert one is not None
+    student = dict(zip(one.ids[0, 0], one.logp[0, 0], strict=True))
+    teacher = dict(zip(one.ids[0, 1], one.logp[0, 1], strict=True))
+    by_hand = sum(float(torch.tensor(student[i]).exp()) * float(student[i] - teacher[i]) for i in student)
+    assert abs(by_hand - one.kl[0]) < 1e-5
+
+
+def test_contrast_without_a_skill_is_none(policy, played):
+    assert contrast(policy, played[:2], [None, Skill(reason="null")]) == [None, None]

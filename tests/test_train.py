@@ -17,6 +17,7 @@ import torch
 
 from seedkit.analyzer import RuleAnalyzer, SkillLibrary
 from seedkit.envs import make, spread
+from seedkit.io import read_ledger, read_records
 from seedkit.methods import METHODS
 from seedkit.policy import load_policy
 from seedkit.rollout import collect
@@ -232,7 +233,6 @@ def test_a_wrong_setting_is_named(stage, field, value):
 
 
 def test_a_run_directory_holds_everything_and_is_not_overwritten(env, tasks, tmp_path):
-    from seedkit.io import read_records
 
     run = tmp_path / "run"
     policy = tiny()
@@ -245,6 +245,11 @@ def test_a_run_directory_holds_everything_and_is_not_overwritten(env, tasks, tmp
     assert same_weights(load_policy(run / "checkpoints" / "first"), tiny())
     records = read_records(run / "trajectories" / "0002.parquet")
     assert len(records) == 8 and all(r.skill is not None and r.shifts is not None for r in records)
+    for update, row in zip(("0001", "0002"), metrics, strict=True):  # the books: shares add up to what was logged
+        ledger = read_ledger(run / "trajectories" / f"{update}.json")
+        assert len(ledger.advantage) == len(ledger.loss) == 8 and ledger.method == "seed"
+        assert ledger.tokens == pytest.approx(8 * row["tokens"])
+        assert sum(ledger.loss) == pytest.approx(row["loss_policy"] + row["loss_distill"], abs=1e-7)
     assert not list(run.rglob("*.bin")) and not list(run.rglob("*.pt"))
     with pytest.raises(RunError, match="resume it"):
         stage2(tiny(), env, tasks, SMALL, run=run)
