@@ -16,7 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from seedkit.envs import EnvError, Household, household, household_engine, make, panel_hash, spread
+from seedkit.envs import (
+    EnvError,
+    Household,
+    household,
+    household_engine,
+    household_games,
+    make,
+    panel_hash,
+    spread,
+)
 from seedkit.envs.base import data_dir, write_panel
 from seedkit.envs.household_engine import FastPddlEnv, NamedPddlEnv, make_engine
 from seedkit.envs.household_expert import Expert
@@ -352,6 +361,23 @@ def test_same_spec_same_game_in_another_process(env, tmp_path):
     assert json.loads(there) == [here, played]
 
 
+@pytest.mark.parametrize("part", ["domain", "grammar", "builder"])
+def test_an_old_cache_is_not_played(part, monkeypatch):
+    """Whatever writes the game changes its file's name, not only its spec."""
+    task = made_task()
+    before = make("household").game_file(task)
+    if part == "builder":
+        problem = household_games.build_problem
+        monkeypatch.setattr(household_games, "build_problem", lambda spec: (problem(spec)[0] + ";", "put it there."))
+    else:
+        known = dict(household_games.facts())
+        monkeypatch.setattr(household_games, "facts", lambda: {**known, part: known[part] + "\n"})
+    after = make("household").game_file(task)
+    assert after != before
+    assert before.read_bytes() != after.read_bytes()
+    monkeypatch.undo()
+
+
 def test_sampling_specs_is_seeded_and_balanced():
     specs = sample_specs("valid_unseen", 24, 5)
     assert specs[:6] == sample_specs("valid_unseen", 6, 5)
@@ -580,6 +606,7 @@ BAD_SPECS = (
     + [(f"target is {value!r}", {"target": value}, "cannot host") for value in ("Moon", None, {"a": 1})]
     + [("a spec that cannot be", {"kind": "heat", "object": "Sofa"}, "cannot host the goal heat 'Sofa'")]
     + [("a bed in the kitchen", {"target": "Bed"}, "cannot host")]
+    + [(f"{value} distractors", {"distractors": value}, "'distractors' must be at most") for value in (300, 10**9)]
 )
 
 
@@ -608,6 +635,35 @@ def test_malformed_tasks(env):
         env.reset(dataclasses.replace(task, env="search"))
     with pytest.raises(EnvError, match="task 'x': game spec lacks the field 'plan'"):
         env.reset(Task("x", "household", "train", "pick"))
+
+
+@pytest.mark.parametrize("value", [{1}, b"x", {"a": 1, 2: 3}, "\ud800"], ids=repr)
+def test_a_spec_that_is_no_json_names_its_task(value, env):
+    task = made_task()
+    bad = dataclasses.replace(task, id="odd", spec={**task.spec, "note": value})
+    for use in (env.reset, env.game_file, env.grammar):
+        with pytest.raises(EnvError, match="task 'odd': its spec cannot be written as JSON") as caught:
+            use(bad)
+        one_line(caught)
+
+
+@pytest.mark.parametrize("value", [3, None, ["x"]], ids=repr)
+def test_an_official_tasks_file_is_a_path(value, env):
+    with pytest.raises(EnvError, match="task 'odd': 'file' must be a path") as caught:
+        env.reset(Task("odd", "household", "official/train", "pick", {"file": value}))
+    one_line(caught)
+
+
+def test_a_floor_plan_can_be_filled():
+    """As many distractors as the spec may ask for: drawn one by one, at most three of a type, and then it ends."""
+    spec = made_specs(1)[0]
+    with pytest.raises(SpecError) as caught:
+        check_spec({**spec, "distractors": 10**9})
+    most = int(re.findall(r"at most (\d+)", str(caught.value))[0])
+    problem = build_game({**spec, "distractors": most})["pddl_problem"]
+    kinds = Counter(re.findall(r"\(objectType \S+ (\w+)Type\)", problem))
+    assert max(kinds.values()) <= 3
+    assert spec["distractors"] < sum(kinds.values()) <= most + 2  # and the goal's own objects
 
 
 def test_a_task_is_of_its_games_kind(env):

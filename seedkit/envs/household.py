@@ -99,19 +99,26 @@ class Household:
         return read_panel(data_dir() / "household" / f"{split}.jsonl", self.name)
 
     def game_file(self, task: Task) -> Path:
-        """The game.tw-pddl file that the task plays; generated games are written to the cache once."""
+        """The game.tw-pddl file that the task plays.
+
+        A generated game lies in the cache under a hash of its whole text, so a generator, domain or grammar that
+        changed never plays an old one.
+        """
+        _task_key(task)
         if "file" in task.spec:
+            if not isinstance(task.spec["file"], str):
+                raise EnvError(f"task {task.id!r}: 'file' must be a path, got {task.spec['file']!r}")
             return official_root() / task.spec["file"]
         walkthrough = task.spec.get("walkthrough", [])
         if not isinstance(walkthrough, list) or not all(isinstance(c, str) for c in walkthrough):
             raise EnvError(f"task {task.id!r}: 'walkthrough' must be a list of commands, got {walkthrough!r}")
-        path = cache_dir() / "household" / f"{digest(task.spec, 16)}.tw-pddl"
+        spec = {k: v for k, v in task.spec.items() if k != "walkthrough"}
+        try:
+            game = build_game(spec, task.spec.get("walkthrough"))
+        except SpecError as error:
+            raise EnvError(f"task {task.id!r}: {error}") from error
+        path = cache_dir() / "household" / f"{digest(game, 16)}.tw-pddl"
         if not path.exists():
-            spec = {k: v for k, v in task.spec.items() if k != "walkthrough"}
-            try:
-                game = build_game(spec, task.spec.get("walkthrough"))
-            except SpecError as error:
-                raise EnvError(f"task {task.id!r}: {error}") from error
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_suffix(f".{os.getpid()}.partial")
             partial.write_text(json.dumps(game), encoding="utf-8")
@@ -133,7 +140,7 @@ class Household:
         if task.env != self.name:
             raise EnvError(f"task {task.id!r} belongs to {task.env!r}, not to {self.name!r}")
         self._done, self._ready = True, -1  # -1: the engine, if there is one, stands in some other game
-        key = digest([task.id, task.kind, task.spec], 20)
+        key = _task_key(task)
         if key not in self._games.roots:
             engine, path = self._borrow(), self.game_file(task)
             try:
@@ -196,6 +203,14 @@ class Household:
         won = bool(state["won"])  # ALFWorld's reward: 1 when the goal holds, which also ends the episode
         self._done = won
         return Observation(state["feedback"], tuple(state["admissible_commands"]), float(won), won, won)
+
+
+def _task_key(task: Task) -> str:
+    """Identifies what a task plays; a task whose spec cannot be written as JSON is an error."""
+    try:
+        return digest([task.id, task.kind, task.spec], 20)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise EnvError(f"task {task.id!r}: its spec cannot be written as JSON ({error})") from error
 
 
 @functools.lru_cache(maxsize=100_000)

@@ -34,6 +34,7 @@ ABILITY = {"clean": "Cleanable", "heat": "Heatable", "cool": "Coolable"}
 # Receptacles that a floor plan's objects file names without a position: how many of each a room has.
 FIXED_COUNT = {"StoveBurner": 2}
 MOST_OF_A_KIND = 4
+MOST_ALIKE = 3  # objects of one type among the distractors
 LAMP_STANDS = ("Desk", "SideTable", "Dresser", "CoffeeTable", "DiningTable", "Shelf", "TVStand")
 
 
@@ -145,6 +146,12 @@ def check_spec(spec: Any) -> dict[str, Any]:
         raise SpecError(
             f"floor plan {spec['plan']} cannot host the goal {spec['kind']} {spec['object']!r} -> {spec['target']!r}"
         )
+    most = MOST_ALIKE * len(floor_plan(spec["plan"])[1] - {spec["object"], "DeskLamp", "FloorLamp"})
+    if spec["distractors"] > most:
+        raise SpecError(
+            f"game spec field 'distractors' must be at most {most} in floor plan {spec['plan']}, "
+            f"got {spec['distractors']}"
+        )
     return spec
 
 
@@ -212,7 +219,7 @@ def build_problem(spec: dict[str, Any]) -> tuple[str, str]:
     others = sorted(o for o in present & known["objects"] if o != spec["object"] and homes(o))
     for _ in range(spec["distractors"] if others else 0):
         kind = rng.choice(others)
-        if count[kind] < 3:
+        if count[kind] < MOST_ALIKE:
             put(kind, rng.choice(homes(kind))[0])
 
     lines = ["(= (total-cost) 0)", "(atLocation agent1 loc_bar_0)"]
