@@ -260,11 +260,32 @@ class Policy:
         seeds: Sequence[int] | None = None,
         batch_size: int = 64,
     ) -> list[list[int]]:
-        """Sample one continuation a prompt (temperature 0: greedy), up to and including the end marker."""
+        """Sample one continuation a prompt (temperature 0: greedy), up to and including the end marker.
+
+        Args:
+            seeds: one a prompt, on which alone its continuation depends; 0, 1, 2 … when None.
+
+        Raises:
+            ContextOverflow: when a prompt leaves no room for `max_new_tokens`.
+            PolicyError: for an empty prompt, too few or too many seeds, or nothing to sample.
+        """
+        if max_new_tokens < 1:
+            raise PolicyError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
+        seeds = range(len(prompts)) if seeds is None else seeds
+        if len(seeds) != len(prompts):
+            raise PolicyError(f"one seed a prompt: {len(seeds)} seeds for {len(prompts)} prompts")
+        for number, prompt in enumerate(prompts):
+            if not prompt:
+                raise PolicyError(f"prompt {number} is empty")
+            if len(prompt) + max_new_tokens > self.max_length:
+                raise ContextOverflow(
+                    f"prompt {number}: {len(prompt)} tokens and {max_new_tokens} to come, "
+                    f"the model reads {self.max_length}"
+                )
         out: list[list[int]] = []
         for start in range(0, len(prompts), batch_size):
             part = [list(p) for p in prompts[start : start + batch_size]]
-            rngs = [np.random.default_rng(s) for s in (seeds or range(len(prompts)))[start : start + batch_size]]
+            rngs = [np.random.default_rng(s) for s in seeds[start : start + batch_size]]
             answers, _ = Conversation(self, len(part)).say(part, rngs, max_new_tokens, temperature)
             out += answers
         return out
@@ -381,6 +402,7 @@ def load_policy(name: str | Path) -> Policy:
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
         )
         model, info = loaded
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
@@ -389,6 +411,8 @@ def load_policy(name: str | Path) -> Policy:
         raise PolicyError(f"{path}: cannot be loaded ({type(error).__name__}: {why})") from error
     if info["missing_keys"]:
         raise PolicyError(f"{path}: the weights lack {', '.join(sorted(info['missing_keys']))} (missing)")
+    for tensor, here, expected in sorted(info["mismatched_keys"]):
+        raise PolicyError(f"{path}: tensor {tensor} has shape {list(here)}, the model needs {list(expected)}")
     if not all(bool(torch.isfinite(w).all()) for w in model.state_dict().values()):
         raise PolicyError(f"{path}: the weights hold numbers that are not finite")
     if layout.end not in tokenizer.get_vocab():

@@ -370,6 +370,30 @@ def test_generate_depends_on_its_seed_alone(policy):
     assert policy.generate([], max_new_tokens=8) == []
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"max_new_tokens": -3}, "max_new_tokens must be at least 1, got -3"),
+        ({"seeds": [1]}, "one seed a prompt: 1 seeds for 2 prompts"),
+        ({"seeds": []}, "one seed a prompt: 0 seeds for 2 prompts"),
+        ({"seeds": [1, 2, 3]}, "one seed a prompt: 3 seeds for 2 prompts"),
+        ({"prompts": [[2, 3], []]}, "prompt 1 is empty"),
+    ],
+)
+def test_generate_says_what_it_cannot_do(change, message, policy):
+    options = {"prompts": [[2, 3], [4]], "max_new_tokens": 4, **change}
+    with pytest.raises(PolicyError, match=f"^{message}$"):
+        policy.generate(options.pop("prompts"), **options)
+
+
+def test_generate_refuses_a_prompt_that_does_not_fit(policy):
+    room = policy.max_length - 2
+    assert len(policy.generate([[2] * room], max_new_tokens=2)) == 1  # exactly full
+    with pytest.raises(ContextOverflow, match=f"prompt 1: {room + 1} tokens and 2 to come.* reads {room + 2}"):
+        policy.generate([[2], [2] * (room + 1)], max_new_tokens=2)
+
+
 def test_generate_stops_in_time(policy):
     assert [len(x) for x in policy.generate(PROMPTS, max_new_tokens=1)] == [1] * 5
     for answer in policy.generate(PROMPTS * 20, max_new_tokens=6, seeds=range(100)):
@@ -517,7 +541,7 @@ BROKEN = {
     "a pickle in disguise": (lambda f: torch.save({}, f / "model.safetensors"), "cannot be loaded"),
     "wrong shape": (
         lambda f: change_weights(f, lambda w: {**w, QUERY: w[QUERY][:-1].clone()}),
-        "cannot be loaded",
+        r"tensor model\.layers\.0\.self_attn\.q_proj\.weight has shape \[31, 32\], the model needs \[32, 32\]",
     ),
     "a tensor is missing": (
         lambda f: change_weights(f, lambda w: {k: v for k, v in w.items() if k != QUERY}),
