@@ -35,7 +35,7 @@ def report() -> str:
         ("panels", _try(_panels)),
         ("household-tiny", _try(_policy)),
         ("official ALFWorld games", _try(_official)),
-        ("Chromium (browser tests)", shutil.which("chromium") or "missing; Debian: apt-get install chromium"),
+        ("Chromium", _browser()),
     ]
     width = max(len(name) for name, _ in lines)
     return "\n".join(f"{name:{width}}  {value}" for name, value in lines)
@@ -74,6 +74,12 @@ def _gpu() -> str:
 def _tools() -> str:
     missing = [t for t in ("gcc", "g++", "make", "cmake") if not shutil.which(t)]
     return "ok" if not missing else f"missing {', '.join(missing)}; Debian: apt-get install build-essential cmake"
+
+
+def _browser() -> str:
+    path = Path("/usr/bin/chromium")
+    found = str(path) if path.exists() else "missing; Debian: apt-get install chromium fonts-noto-cjk"
+    return f"{found} (only the browser tests use it)"
 
 
 def _engine() -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 from seedkit.cli import main
+from seedkit.doctor import report
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,15 @@ def test_doctor_says_what_is_here_and_how_to_get_the_rest(capsys, monkeypatch, t
         assert re.search(rf"^{name}\s+\S", out, re.MULTILINE), name
     assert re.search(r"^panels\s+train 384, valid_seen 96, valid_unseen 216$", out, re.MULTILINE)
     assert "alfworld-download" in out
+    assert re.search(
+        r"^Chromium\s+(/usr/bin/chromium|missing; .*) \(only the browser tests use it\)$", out, re.MULTILINE
+    )
+
+
+def test_doctor_says_how_to_get_the_browser(monkeypatch):
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path: path != Path("/usr/bin/chromium") and exists(path))
+    assert re.search(r"^Chromium\s+missing; Debian: apt-get install chromium fonts-noto-cjk ", report(), re.MULTILINE)
 
 
 def test_evaluate_prints_an_interval_and_its_protocol(capsys):
