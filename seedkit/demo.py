@@ -21,7 +21,7 @@ from seedkit.plots import bars, curves, shifts_html
 from seedkit.policy import Policy, load_policy
 from seedkit.rescoring import rescore
 from seedkit.rollout import collect
-from seedkit.train import Stage1Config, read_run, stage1
+from seedkit.train import RunError, Stage1Config, Stage2Config, check, read_run, stage1
 from seedkit.types import Shifts, Skill, Trajectory
 
 METHODS = ("grpo", "seed")
@@ -39,6 +39,10 @@ def demo(
         taught: training tasks whose episodes (two each) Stage 1 learns from.
     """
     begin = time.perf_counter()
+    check(Stage2Config(updates=updates, seed=seed))
+    for name, value in (("panel", panel), ("episodes", episodes), ("taught", taught)):
+        if value < 1:
+            raise RunError(f"{name} must be at least 1, got {value}")
     folder.mkdir(parents=True, exist_ok=True)
     env, policy = make("household"), load_policy("household-tiny")
     train, held_out = env.panel("train"), spread(env.panel("valid_unseen"), panel)
@@ -101,7 +105,7 @@ def train_both(folder: Path, start: Path, updates: int, seed: int) -> None:
         for job in jobs.values():
             job.terminate()
     if failed:
-        raise RuntimeError(f"training failed: {', '.join(failed)} (see the messages above)")
+        raise RunError(f"training failed: {', '.join(failed)} (see the messages above)")
 
 
 def write_report(

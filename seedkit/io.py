@@ -70,9 +70,14 @@ def write_ledger(path: str | os.PathLike[str], ledger: Ledger) -> None:
 def read_ledger(path: str | os.PathLike[str]) -> Ledger:
     """A ledger as it was written. Raises `DataError`."""
     try:
-        return _decode(_object(Path(path).read_bytes(), str(path)), Ledger)
+        return _decode(read_object(path), Ledger)
     except _Wrong as wrong:
         raise DataError(f"{path}: {wrong}") from None
+
+
+def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The JSON object that a file holds. Raises `DataError`."""
+    return _object(Path(path).read_bytes(), str(path))
 
 
 def write_trajectories(

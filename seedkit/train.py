@@ -28,7 +28,7 @@ from seedkit.analyzer import Analyzer, PolicyAnalyzer, SkillLibrary, reasons
 from seedkit.envs.base import TextEnv, panel_hash
 from seedkit.evaluate import evaluate
 from seedkit.gate import gate_weights
-from seedkit.io import Ledger, append_jsonl, atomic_write, read_jsonl, write_ledger, write_trajectories
+from seedkit.io import Ledger, append_jsonl, atomic_write, read_jsonl, read_object, write_ledger, write_trajectories
 from seedkit.methods import Method, method_losses, resolve
 from seedkit.objective import degenerate_groups, group_advantages, kl_penalty, masked_mean
 from seedkit.policy import Policy, Sample, load_policy
@@ -208,6 +208,9 @@ def stage2(
     check(config)
     if not tasks:
         raise RunError("no training tasks")
+    for name, value in (("eval_every", eval_every), ("save_every", save_every)):
+        if value < 1:
+            raise RunError(f"{name} must be at least 1, got {value}")
     chosen = resolve(method or config.method, beta=config.beta, coef=config.coef)
     if analyzer is None and chosen.skills != "none":
         analyzer = PolicyAnalyzer(policy) if chosen.skills == "self" else SkillLibrary()
@@ -430,10 +433,7 @@ class _Run:
         if known.exists():
             if not resume:
                 raise RunError(f"{self.path} holds a run already: resume it, or choose another directory")
-            try:
-                old = json.loads(known.read_text(encoding="utf-8"))
-            except json.JSONDecodeError as error:
-                raise RunError(f"{known}: not JSON ({error.msg})") from error
+            old = read_object(known)
             differing = sorted(k for k in protocol if protocol[k] != old.get(k))
             if differing:
                 raise RunError(
@@ -487,12 +487,11 @@ class _Run:
         try:
             saved = load_file(source / "optimizer.safetensors")
             rows = json.loads((source / "rows.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            entries = _optimizer_state(saved, list(policy.model.parameters()))
+            if not rows or [isinstance(r, dict) and r.get("update") for r in rows] != [*range(1, len(rows) + 1)]:
+                raise ValueError("rows.json does not hold a row an update")
+        except (OSError, TypeError, ValueError, safetensors.SafetensorError) as error:
             raise RunError(f"{source}: cannot be resumed from ({error})") from error
-        entries: dict[int, dict[str, Tensor]] = {}
-        for key, value in saved.items():
-            number, name = key.split(".")
-            entries.setdefault(int(number), {})[name] = value
         optimizer.load_state_dict({"state": entries, "param_groups": optimizer.state_dict()["param_groups"]})
         atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
         return rows
@@ -512,9 +511,22 @@ class _Run:
         append_jsonl(self.path / "metrics.jsonl", rows[-1])
 
 
+def _optimizer_state(saved: dict[str, Tensor], parameters: Sequence[Tensor]) -> dict[int, dict[str, Tensor]]:
+    """Tensors named `<parameter's number>.<name>` as an optimizer's state; ValueError where they fit no parameter."""
+    entries: dict[int, dict[str, Tensor]] = {}
+    for key, value in saved.items():
+        number, name = key.split(".")
+        entries.setdefault(int(number), {})[name] = value
+        if int(number) >= len(parameters) or value.shape not in ((), parameters[int(number)].shape):
+            raise ValueError(f"optimizer.safetensors: {key} fits no parameter of the policy")
+    if entries and len(entries) != len(parameters):  # empty: no gradient so far was finite
+        raise ValueError(f"optimizer.safetensors knows {len(entries)} of {len(parameters)} parameters")
+    return entries
+
+
 def read_run(path: Path | str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """(protocol, metrics) of a run directory."""
     path = Path(path)
     if not (path / "protocol.json").exists():
         raise RunError(f"{path}: not a run directory (no protocol.json)")
-    return json.loads((path / "protocol.json").read_text(encoding="utf-8")), read_jsonl(path / "metrics.jsonl").rows
+    return read_object(path / "protocol.json"), read_jsonl(path / "metrics.jsonl").rows

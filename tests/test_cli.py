@@ -18,7 +18,12 @@ from seedkit.doctor import report
         (["train", "--run", "x", "--updates", "0"], "updates must be positive"),
         (["train", "--run", "x", "--policy", "no-such"], "no policy 'no-such'"),
         (["evaluate", "--split", "test"], "no split 'test'"),
+        (["train", "--run", "x", "--validation", "-1"], "cannot take -1 tasks"),
         (["evaluate", "--tasks", "0"], "no tasks"),
+        (["evaluate", "--tasks", "-3"], "cannot take -3 tasks"),
+        (["evaluate", "--episodes", "0"], "must be at least 1, got 0"),
+        (["demo", "--out", "x", "--updates", "0"], "updates must be positive"),
+        (["demo", "--out", "x", "--panel", "0"], "panel must be at least 1, got 0"),
         (["evaluate", "--split", "official/valid_seen"], "alfworld-download"),
     ],
 )

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +15,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from seedkit.analyzer import RuleAnalyzer, SkillLibrary
 from seedkit.envs import make, spread
-from seedkit.io import read_ledger, read_records
+from seedkit.io import DataError, read_ledger, read_records
 from seedkit.methods import METHODS
 from seedkit.policy import load_policy
 from seedkit.rollout import collect
@@ -259,18 +261,87 @@ def test_a_run_directory_holds_everything_and_is_not_overwritten(env, tasks, tmp
     assert again == metrics  # a finished run is not run again
 
 
-def test_a_broken_checkpoint_is_one_line(env, tasks, tmp_path):
-    run = tmp_path / "run"
+@pytest.fixture(scope="module")
+def finished(env, tasks, tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "run"
     stage2(tiny(), env, tasks, replace(SMALL, updates=1), run=run)
-    (run / "checkpoints" / "last" / "optimizer.safetensors").write_bytes(b"not tensors")
-    with pytest.raises(RunError, match="cannot be resumed from") as error:
+    return run
+
+
+def edit_optimizer(run, change):
+    path = run / "checkpoints" / "last" / "optimizer.safetensors"
+    save_file(change(load_file(path)), path)
+
+
+def edit_rows(run, text):
+    (run / "checkpoints" / "last" / "rows.json").write_text(text)
+
+
+FAULTS = {
+    "protocol is torn": (lambda run: (run / "protocol.json").write_text("{"), "protocol.json: should be one JSON"),
+    "protocol is a list": (lambda run: (run / "protocol.json").write_text("[]"), "protocol.json: should be one JSON"),
+    "protocol is not UTF-8": (lambda run: (run / "protocol.json").write_bytes(b"\xff{}"), "protocol.json: should be"),
+    "protocol is empty": (lambda run: (run / "protocol.json").write_text("{}"), "started differently"),
+    "no optimizer": (lambda run: (run / "checkpoints/last/optimizer.safetensors").unlink(), "cannot be resumed from"),
+    "optimizer is noise": (
+        lambda run: (run / "checkpoints/last/optimizer.safetensors").write_bytes(b"not tensors"),
+        "cannot be resumed from",
+    ),
+    "optimizer of another shape": (
+        lambda run: edit_optimizer(run, lambda w: {**w, "0.exp_avg": torch.zeros(3)}),
+        "0.exp_avg fits no parameter",
+    ),
+    "optimizer of a larger policy": (
+        lambda run: edit_optimizer(run, lambda w: {**w, "999.exp_avg": torch.zeros(3)}),
+        "999.exp_avg fits no parameter",
+    ),
+    "optimizer lacks a parameter": (
+        lambda run: edit_optimizer(run, lambda w: {k: v for k, v in w.items() if not k.startswith("0.")}),
+        r"knows \d+ of \d+ parameters",
+    ),
+    "optimizer has strange names": (
+        lambda run: edit_optimizer(run, lambda w: {f"adam.{k}": v for k, v in w.items()}),
+        "cannot be resumed from",
+    ),
+    "no rows": (lambda run: (run / "checkpoints/last/rows.json").unlink(), "cannot be resumed from"),
+    "rows are torn": (lambda run: edit_rows(run, '[{"update": 1'), "cannot be resumed from"),
+    "rows are an object": (lambda run: edit_rows(run, '{"update": 1}'), "a row an update"),
+    "rows are a number": (lambda run: edit_rows(run, "3"), "cannot be resumed from"),
+    "rows are null": (lambda run: edit_rows(run, "null"), "a row an update"),
+    "there is no row": (lambda run: edit_rows(run, "[]"), "a row an update"),
+    "a row is missing": (lambda run: edit_rows(run, '[{"update": 2}]'), "a row an update"),
+    "weights are cut off": (
+        lambda run: os.truncate(run / "checkpoints/last/model.safetensors", 5000),
+        "cannot be loaded",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_run_is_one_line(fault, finished, env, tasks, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    breaks, message = FAULTS[fault]
+    breaks(run)
+    with pytest.raises(ValueError, match=message) as error:
         stage2(tiny(), env, tasks, replace(SMALL, updates=1), run=run, resume=True)
-    assert "\n" not in str(error.value)
-    (run / "protocol.json").write_text("{")
-    with pytest.raises(RunError, match="not JSON"):
-        stage2(tiny(), env, tasks, replace(SMALL, updates=1), run=run, resume=True)
+    assert str(run) in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"null", b"\xff"])
+def test_a_protocol_that_cannot_be_read_names_its_file(content, finished, tmp_path):
+    shutil.copytree(finished, tmp_path / "run")
+    (tmp_path / "run" / "protocol.json").write_bytes(content)
+    with pytest.raises(DataError, match="protocol.json: should be one JSON object"):
+        read_run(tmp_path / "run")
     with pytest.raises(RunError, match="not a run directory"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["eval_every", "save_every"])
+def test_never_is_no_interval(name, env, tasks):
+    with pytest.raises(RunError, match=f"{name} must be at least 1, got 0"):
+        stage2(tiny(), env, tasks, SMALL, **{name: 0})  # type: ignore[arg-type]  # any name
 
 
 WORKER = """

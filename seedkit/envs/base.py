@@ -119,6 +119,8 @@ def write_panel(path: Path, split: str, tasks: list[Task]) -> None:
 
 def spread(tasks: list[Task], count: int) -> list[Task]:
     """The first `count` tasks of a panel taken in turn over its kinds, so that a part keeps the panel's mix."""
+    if count < 0:
+        raise EnvError(f"cannot take {count} tasks of a panel")
     by_kind: dict[str, list[Task]] = {}
     for task in sorted(tasks, key=lambda t: (digest(t.id), t.id)):
         by_kind.setdefault(task.kind, []).append(task)
