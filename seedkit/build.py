@@ -150,11 +150,9 @@ def make_policy(*, width: int = 160, layers: int = 4, heads: int = 5, seed: int 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """An episode of the scripted player: what was said, under which advice, and what each command was for."""
+    """An episode of the scripted player, and what each of its commands was for."""
 
     trajectory: Trajectory
-    skill: Skill | None
-    condition: str
     stages: tuple[str, ...]
 
 
@@ -196,23 +194,21 @@ def demonstrate(
         now = after
         context = policy.turn_ids(now.text, len(turns), skill)
     trajectory = Trajectory(
-        f"{task.id}/demo",
-        task,
-        tuple(turns),
-        now.success,
-        float(now.success),
-        "expert",
-        0,
-        now.text,
-        not now.done,
-        skill,
+        id=f"{task.id}/demo",
+        task=task,
+        turns=tuple(turns),
+        success=now.success,
+        reward=float(now.success),
+        policy_version="expert",
+        seed=0,
+        final_observation=now.text,
+        truncated=not now.done,
+        skill=skill,
     )
-    return Demonstration(trajectory, skill, condition, tuple(stages))
+    return Demonstration(trajectory, tuple(stages))
 
 
 CONDITIONS = ("none", "right", "wrong", "irrelevant")
-
-
 EASY = {"receptacles": (3, 5), "distractors": (1, 4)}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from seedkit.envs.base import TextEnv, panel_hash
 from seedkit.policy import Policy
 from seedkit.rollout import collect
 from seedkit.stats import Difference, Interval, bootstrap_interval, paired_difference
-from seedkit.types import Skill, Task, Trajectory, digest
+from seedkit.types import Skill, Task, digest
 
 
 class ProtocolError(ValueError):
@@ -39,10 +38,8 @@ class Result:
     @property
     def by_kind(self) -> dict[str, float]:
         """Mean success a task kind."""
-        parts = defaultdict(list)
-        for kind, column in zip(self.kinds, np.array(self.successes).T, strict=True):
-            parts[kind].append(column.mean())
-        return {kind: float(np.mean(values)) for kind, values in sorted(parts.items())}
+        tasks = np.array(self.successes).mean(0)
+        return {kind: float(tasks[np.array(self.kinds) == kind].mean()) for kind in sorted(set(self.kinds))}
 
 
 def evaluate(
@@ -80,41 +77,27 @@ def evaluate(
         skills=skills,
         progress=progress,
     )
-    return result_of(trajectories, tasks, name or policy.name, episodes, seed)
-
-
-def result_of(
-    trajectories: Sequence[Trajectory], tasks: Sequence[Task], name: str, episodes: int, seed: int
-) -> Result:
-    """The `Result` of trajectories that `collect` returned for these tasks."""
-    success = np.array([float(t.success) for t in trajectories]).reshape(len(tasks), episodes).T
-    first = trajectories[0].protocol
+    prompts = [t.skill.id if t.skill else None for t in trajectories]
     protocol = {
         "panel": panel_hash(list(tasks)),
         "tasks": len(tasks),
         "episodes": episodes,
         "seed": seed,
-        "temperature": first["temperature"],
-        "max_steps": first["max_steps"],
-        "context": first["context"],
+        "temperature": temperature,
+        "max_steps": max_steps,
+        "context": trajectories[0].protocol["context"],
         "grammar": sorted({t.protocol["grammar"] for t in trajectories}),
-        "prompted": digest([t.skill.id if t.skill else None for t in trajectories])
-        if any_skill(trajectories)
-        else None,
+        "prompted": digest(prompts) if any(prompts) else None,
     }
+    success = np.array([float(t.success) for t in trajectories]).reshape(len(tasks), episodes).T
     return Result(
-        name,
+        name or policy.name,
         tuple(map(tuple, success.tolist())),
         tuple(t.kind for t in tasks),
         protocol,
         float(np.mean([len(t.turns) for t in trajectories])),
         float(np.mean([len(t.response_ids) for t in trajectories])),
     )
-
-
-def any_skill(trajectories: Sequence[Trajectory]) -> bool:
-    """Whether any of the trajectories was played with a skill in the prompt."""
-    return any(t.skill is not None for t in trajectories)
 
 
 @dataclass(frozen=True)

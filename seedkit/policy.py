@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.utils import logging as transformers_logging
 
@@ -206,15 +207,14 @@ class Policy:
 
     def pad(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
         """(ids, attention mask, response mask) of samples, padded on the right."""
-        width = max(len(s.ids) for s in samples)
-        ids = torch.full((len(samples), width), self.pad_id)
-        attention = torch.zeros(len(samples), width, dtype=torch.bool)
-        response = torch.zeros(len(samples), width, dtype=torch.bool)
-        for row, sample in enumerate(samples):
-            ids[row, : len(sample.ids)] = torch.tensor(sample.ids)
-            attention[row, : len(sample.ids)] = True
-            response[row, : len(sample.ids)] = torch.tensor(sample.mask)
-        return ids, attention, response
+
+        def stack(rows: list[Sequence[int]], dtype: torch.dtype, fill: int = 0) -> Tensor:
+            tensors = [torch.tensor(row, dtype=dtype) for row in rows]
+            return pad_sequence(tensors, batch_first=True, padding_value=fill)
+
+        ids = stack([s.ids for s in samples], torch.long, self.pad_id)
+        attention = stack([[True] * len(s.ids) for s in samples], torch.bool)
+        return ids, attention, stack([s.mask for s in samples], torch.bool)
 
     @torch.no_grad()
     def token_logprobs(
@@ -384,11 +384,10 @@ def load_policy(name: str | Path) -> Policy:
         ("layout.json", "prompt layout"),
         ("tokenizer.json", "tokenizer"),
         ("tokenizer_config.json", "tokenizer settings"),
+        ("model.safetensors", "other weight formats are not loaded"),
     ):
         if not (path / file).exists():
-            raise PolicyError(f"{path}: {file} ({what}) is missing")
-    if not (path / "model.safetensors").exists():
-        raise PolicyError(f"{path}: model.safetensors is missing (other weight formats are not loaded)")
+            raise PolicyError(f"{path}: {file} is missing ({what})")
     try:
         fields = json.loads((path / "layout.json").read_text(encoding="utf-8"))
         for field, value in fields.items():

@@ -334,8 +334,8 @@ def test_what_the_model_thinks_of_observations_changes_nothing(policy, episode):
 def test_nothing_to_score(policy):
     assert policy.token_logprobs([]) == []
     quiet, loud = Sample((2, 3, 4), (False,) * 3), Sample((2, 3, 4), (False, True, True))
-    none, two = policy.token_logprobs([quiet, loud])
-    assert (len(none), len(two)) == (0, 2)
+    none, two, empty = policy.token_logprobs([quiet, loud, Sample((), ())])  # the last: an episode without turns
+    assert (len(none), len(two), len(empty)) == (0, 2, 0)
 
 
 def test_gradients_reach_the_weights_through_logprobs_only(policy, episode):
@@ -529,8 +529,8 @@ def cut(path, keep):
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 BROKEN = {
     "empty folder": (lambda f: [p.unlink() for p in f.iterdir()], "config.json"),
-    "no configuration": (lambda f: (f / "config.json").unlink(), "config.json .model configuration. is missing"),
-    "no layout": (lambda f: (f / "layout.json").unlink(), "layout.json .prompt layout. is missing"),
+    "no configuration": (lambda f: (f / "config.json").unlink(), "config.json is missing .model configuration."),
+    "no layout": (lambda f: (f / "layout.json").unlink(), "layout.json is missing .prompt layout."),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
     "only a pickle": (only_a_pickle, "model.safetensors is missing .other weight formats are not loaded."),
     "no tokenizer": (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "tokenizer"),

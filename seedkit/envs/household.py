@@ -46,9 +46,8 @@ class _Games:
     def __init__(self) -> None:
         self.roots: dict[str, tuple[LoadedGame, _Node]] = {}
         self.nodes = 0
-        self.idle: list[
-            PddlEnv
-        ] = []  # an engine is a loaded library of its own: lent to one player, then to the next
+        # an engine is a loaded library of its own: lent to one player, then to the next
+        self.idle: list[PddlEnv] = []
 
     def add(self, node: _Node) -> _Node:
         self.nodes += 1

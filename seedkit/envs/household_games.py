@@ -19,7 +19,6 @@ from typing import Any
 from seedkit.types import Task, digest
 
 KINDS = ("pick", "look", "clean", "heat", "cool", "two")
-ROOMS = ("kitchen", "livingroom", "bedroom", "bathroom")
 
 ALFRED_TYPE = {
     "pick": "pick_and_place_simple",
@@ -127,11 +126,10 @@ def check_spec(spec: Any) -> dict[str, Any]:
     """Return the spec if a game can be built from it; raise `SpecError` naming the field that is wrong."""
     if not isinstance(spec, dict):
         raise SpecError(f"a game spec is an object with plan, kind, object, target, seed; got {type(spec).__name__}")
-    whole = ("plan", "seed", "receptacles", "distractors")
     for key in ("plan", "kind", "object", "target", "seed", "receptacles", "distractors", "closed"):
         if key not in spec:
             raise SpecError(f"game spec lacks the field {key!r}")
-    for key in whole:
+    for key in ("plan", "seed", "receptacles", "distractors"):
         if isinstance(spec[key], bool) or not isinstance(spec[key], int) or spec[key] < 0:
             raise SpecError(f"game spec field {key!r} must be a whole number >= 0, got {spec[key]!r}")
     if (
