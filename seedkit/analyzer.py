@@ -166,6 +166,18 @@ class SkillLibrary:
         return [self.find(task.kind, "") for task in tasks]
 
 
+def read_skill(path: Path) -> Skill:
+    """A skill of one's own from a text file, or from a library file, whose front matter is left out."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (UnicodeDecodeError, OSError) as error:
+        raise SkillError(f"{path}: not a text file in UTF-8 ({error})") from error
+    text = _read_skill(path)[2] if text.startswith("---\n") else " ".join(text.split())
+    if not text:
+        raise SkillError(f"{path}: the skill's text is empty")
+    return Skill(text, author=path.name)
+
+
 def _read_skill(path: Path) -> tuple[str, tuple[str, ...], str]:
     try:
         text = path.read_text(encoding="utf-8")

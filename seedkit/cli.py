@@ -63,6 +63,18 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--prompted", action="store_true", help="put the library's skill into the prompt")
     measure.set_defaults(run_command=_evaluate)
 
+    inspect = commands.add_parser(
+        "inspect", help="a page that shows which tokens a skill moves, from recorded episodes"
+    )
+    inspect.add_argument("source", type=Path, help="run directory, or a .parquet or .jsonl file of trajectories")
+    inspect.add_argument("-o", "--out", type=Path, required=True, help="the page to write (.html)")
+    inspect.add_argument("--update", type=int, help="of a run: which update's trajectories; default: the last kept")
+    inspect.add_argument("--trajectory", help="number (from 1) or id; default: all of them")
+    inspect.add_argument("--skill", type=Path, help="a text file: score the episodes again under this skill")
+    inspect.add_argument("--model", help="policy that scores (name or folder); default: the one that played")
+    inspect.add_argument("--method", help="a name in METHODS; default: the run's, else seed")
+    inspect.set_defaults(run_command=_inspect)
+
     doctor = commands.add_parser("doctor", help="what is here, what is missing and how to get it")
     doctor.set_defaults(run_command=_doctor)
     return parser
@@ -123,6 +135,13 @@ def _evaluate(options: argparse.Namespace) -> None:
     )
     print(table(compare([result], baseline=result.name)))
     print(json.dumps(result.protocol))
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    from seedkit.widgets.page import inspect  # pyright: ignore[reportMissingImports]
+
+    names = ("update", "trajectory", "skill", "model", "method")
+    print(inspect(options.source, options.out, **{name: getattr(options, name) for name in names}))
 
 
 def _doctor(options: argparse.Namespace) -> None:

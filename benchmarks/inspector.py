@@ -1,0 +1,147 @@
+"""The inspector's targets, measured in headless Chromium and JupyterLab: `python benchmarks/inspector.py`.
+
+Medians of five. A figure more than 30 % over its target ends the benchmark with status 1.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "browser"))
+from conftest import QUIET, Tab, running_lab  # noqa: E402
+from seedkit.widgets import SkillInspector  # noqa: E402  # pyright: ignore[reportMissingImports]
+from signals import SKILL, long, shifts  # noqa: E402
+
+REPEATS = 5
+# Draw the page's own data again and again; a step is over when the browser has painted it.
+DRAW = """async (repeats) => {
+  const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
+  const times = { first: [], beta: [], skill: [] };
+  for (let n = 0; n < repeats; n++) {
+    const { model, el } = window.again();
+    let start = performance.now();
+    window.render({ model, el });
+    await painted();
+    times.first.push(performance.now() - start);
+    await painted();
+    for (const [name, trait, value] of [['beta', 'beta', 2 + n], ['skill', 'skill', 'b'], ['skill', 'skill', 'a']]) {
+      start = performance.now();
+      model.set(trait, value);
+      await painted();
+      if (trait !== 'skill' || n || value === 'a') times[name].push(performance.now() - start);
+    }
+    el.remove();
+  }
+  return times;
+}"""
+AGAIN = """
+window.render = render;
+window.again = () => {
+  const own = { ...state }, heard = {}, el = document.body.appendChild(document.createElement("div"));
+  return { el, model: { get: (n) => own[n], on: (e, f) => (heard[e] ??= []).push(f), off() {}, save_changes() {},
+    set: (n, v) => { if (own[n] !== v) { own[n] = v; for (const f of heard[`change:${n}`] ?? []) f(); } } } };
+};
+"""
+CELL = """import sys, time
+sys.path.insert(0, {tests!r})
+from signals import SKILL, long, shifts
+from seedkit.widgets import SkillInspector
+t, words = long(50_000, 50, 49_000)
+given = {{"a": [shifts(t, 1)], "b": [shifts(t, 2)]}}"""
+SHOW = """start = time.time()
+view = SkillInspector([t], given, skills={"a": [SKILL], "b": [SKILL]}, policy=words)
+print("started", start)
+view"""
+
+
+def inspector(tokens: int) -> SkillInspector:
+    """One long episode under two skills."""
+    t, words = long(tokens, 50, 49_000)
+    given = {"a": [shifts(t, 1)], "b": [shifts(t, 2)]}
+    return SkillInspector([t], given, skills={"a": [SKILL], "b": [SKILL]}, policy=words)
+
+
+def in_a_page(browser, folder: Path, tokens: int) -> dict[str, float]:
+    """Milliseconds to draw, to tick β, to switch a skill, to open the export; its megabytes."""
+    view = inspector(tokens)
+    path = view.to_html(folder / f"{tokens}.html")
+    opened = []
+    for _ in range(REPEATS):
+        page = browser.new_page()
+        start = time.perf_counter()
+        page.goto(path.as_uri())
+        page.wait_for_selector("[data-ready]")
+        opened.append(1000 * (time.perf_counter() - start))
+        page.close()
+    bare = path.read_text(encoding="utf-8").replace("Content-Security-Policy", "x-none")  # to let the clock in
+    path.with_suffix(".bench.html").write_text(bare.replace("</script></body>", AGAIN + "</script></body>"), "utf-8")
+    page = browser.new_page()
+    page.goto(path.with_suffix(".bench.html").as_uri())
+    page.wait_for_selector("[data-ready]")
+    page.evaluate("document.querySelector('#view').remove()")
+    times = page.evaluate(DRAW, REPEATS)
+    page.close()
+    out = {name: statistics.median(values) for name, values in times.items()}
+    return out | {"open": statistics.median(opened), "megabytes": path.stat().st_size / 1e6}
+
+
+def in_jupyterlab(browser, folder: Path) -> float:
+    """Milliseconds from the constructor's call to the view drawn, 50,000 tokens."""
+    times = []
+    with running_lab(folder) as lab:
+        cells = [CELL.format(tests=str(ROOT / "tests" / "browser")), *[SHOW] * 3]
+        lab.notebook("bench.ipynb", cells)
+        tab = Tab(browser.new_page(viewport={"width": 1280, "height": 800}))
+        page = lab.open(tab, "bench.ipynb")
+        page.evaluate("""() => { window.drawn = [];
+          const look = () => { const n = document.querySelectorAll('.sk[data-ready]').length;
+            while (window.drawn.length < n) window.drawn.push(Date.now() / 1000);
+            requestAnimationFrame(() => setTimeout(look, 0)); };
+          look(); }""")
+        lab.run_all(page)
+        page.wait_for_timeout(3000)
+        drawn = page.evaluate("window.drawn")
+        texts = page.locator(".jp-OutputArea-output", has_text="started").all_inner_texts()
+        started = [float(text.split()[1]) for text in texts if text.startswith("started")]
+
+        times = [1000 * (d - s) for s, d in zip(started, drawn, strict=True)]
+    return statistics.median(times)
+
+
+def main() -> int:
+    """Measure, print, and say what is too slow."""
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
+        folder = Path(name)
+        browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=QUIET)
+        few, middle, many = (in_a_page(browser, folder, n) for n in (5_000, 8_000, 50_000))
+        rows = [
+            ("first paint, 5,000 tokens", few["first"], 150, "ms"),
+            ("first paint, 8,000 tokens in 50 turns, 49,000 words", middle["first"], 150, "ms"),
+            ("first paint, 50,000 tokens", many["first"], 400, "ms"),
+            ("β tick, 50,000 tokens", many["beta"], 50, "ms"),
+            ("switching a cached skill, 50,000 tokens", many["skill"], 100, "ms"),
+            (
+                "constructor to rendered in JupyterLab, 50,000 tokens",
+                in_jupyterlab(browser, folder / "lab"),
+                500,
+                "ms",
+            ),
+            ("export of 50,000 tokens", many["megabytes"], 2.5, "MB"),
+            ("opening it", many["open"], 1000, "ms"),
+        ]
+        browser.close()
+    slow = [row for row in rows if row[1] > 1.3 * row[2]]
+    for words, found, target, unit in rows:
+        print(f"{words:54} {found:8.1f} {unit}   target {target:g} {unit}{'' if found <= target else '   OVER'}")
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,105 @@
+"""`seedkit inspect`: recorded episodes as a page, scored again under a skill of one's own where one is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from seedkit.analyzer import read_skill
+from seedkit.io import read_ledger, read_records
+from seedkit.policy import Policy, load_policy
+from seedkit.rescoring import contrast, rescore
+
+from .inspector import SkillInspector
+from .signals import ViewError, advantages_of
+
+
+def inspect(
+    source: Path,
+    out: Path,
+    *,
+    update: int | None = None,
+    trajectory: str | None = None,
+    skill: Path | None = None,
+    model: str | None = None,
+    method: str | None = None,
+) -> str:
+    """Write the page and say in a line what it shows.
+
+    Args:
+        source: a run directory, or a file from `write_trajectories`.
+        out: the page to write.
+        update: of a run, whose trajectories to show; None takes the last that were kept.
+        trajectory: number (from 1) or id of the only one to show.
+        skill: text (or library) file of a skill to score all shown episodes under; None shows the recorded shifts.
+        model: name or folder of the policy that scores; None takes the one that played, by name, or the run's.
+        method: a name in METHODS; None takes the recorded one, else "seed".
+
+    Raises:
+        ViewError: naming the file and what would be right.
+    """
+    file = _file(source, update)
+    records = read_records(file)
+    ledger = read_ledger(file.with_suffix(".json")) if file.with_suffix(".json").exists() else None
+    numbers = range(len(records))
+    if trajectory is not None:
+        ids = {r.trajectory.id: n for n, r in enumerate(records)} | {str(n + 1): n for n in numbers}
+        if trajectory not in ids:
+            raise ViewError(f"{file}: no trajectory {trajectory!r}; give a number from 1 to {len(records)} or an id")
+        numbers = [ids[trajectory]]
+    shown = [records[n].trajectory for n in numbers]
+    skills, shifts, contrasts = [records[n].skill for n in numbers], [records[n].shifts for n in numbers], None
+    policy = _policy(file, source, model, [t.protocol.get("policy") for t in shown])
+    if skill is not None:
+        skills = [read_skill(skill)] * len(shown)
+        shifts = rescore(policy, shown, skills)
+    elif not any(shifts):
+        raise ViewError(f"{file}: no shifts are recorded in it; give a skill to score under (--skill FILE)")
+    versions = {s.policy_version for s in shifts if s is not None}
+    if versions == {policy.version}:
+        contrasts = contrast(policy, shown, skills)
+    everyone = ledger.advantage if ledger else advantages_of([r.trajectory for r in records])
+    whole = ledger if ledger is not None and len(shown) == len(records) else None
+    chosen = method or (ledger.method if ledger else "seed")
+    recorded = ledger is not None and chosen == ledger.method
+    view = SkillInspector(
+        shown,
+        shifts,
+        skills=skills,
+        contrasts=contrasts,
+        advantages=[everyone[n] for n in numbers],
+        ledger=whole,
+        method=chosen,
+        beta=ledger.beta if ledger and recorded else None,
+        coef=ledger.coef if ledger and recorded else None,
+        policy=policy,
+    )
+    view.to_html(out)
+    reached = sum(s is not None and s.skill_tokens > 0 for s in shifts)
+    played = {t.policy_version for t in shown}
+    note = "" if versions <= played else f"; played by {', '.join(sorted(played))}, scored by {policy.version}"
+    return f"{out}: {len(shown)} trajectories, a skill reached the teacher in {reached}{note}"
+
+
+def _file(source: Path, update: int | None) -> Path:
+    if source.is_file():
+        return source
+    if not source.is_dir():
+        raise ViewError(f"{source}: no such file or run directory")
+    kept = sorted((source / "trajectories").glob("*.parquet"))
+    if not kept:
+        raise ViewError(f"{source}: not a run directory with trajectories (no trajectories/*.parquet)")
+    if update is None:
+        return kept[-1]
+    file = source / "trajectories" / f"{update:04d}.parquet"
+    if not file.exists():
+        raise ViewError(f"{source}: update {update} was not kept; there are {', '.join(p.stem for p in kept)}")
+    return file
+
+
+def _policy(file: Path, source: Path, model: str | None, played: list[str | None]) -> Policy:
+    if model is None and source.is_dir():
+        return load_policy(source / "checkpoints" / "last")
+    names = {name for name in played if name}
+    if model is None and len(names) != 1:
+        raise ViewError(f"{file}: says not which policy played; name the one that scores (--model)")
+    return load_policy(model or names.pop())
