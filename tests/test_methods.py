@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import seedkit.methods
-from seedkit.gate import KINDS, reverse_kl_full
+from seedkit.gate import COMBINATIONS, KINDS, combine_teachers, reverse_kl_full
 from seedkit.methods import METHODS, Method, NoClosedForm, method_losses, resolve, reverse_kl_top20, token_weights
 
 NAN = float("nan")
@@ -219,6 +219,25 @@ def test_opid_weighs_step_skills_apart():
         step_mask=torch.tensor([[False, True]]),
     )
     torch.testing.assert_close(weights, torch.tensor([[1.05, 0.975]], dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", COMBINATIONS)
+def test_several_teachers_keep_the_closed_form(how):
+    inputs = batch()
+    k = torch.stack([inputs["teacher_logp"], inputs["teacher_logp"].flip(0)])  # NaN in other places
+    arrived = ~k.isnan() & inputs["response_mask"]
+    combined, some = combine_teachers(inputs["student_logp"], k, arrived, how=how)
+    inputs |= {"teacher_logp": combined, "teacher_mask": some}
+    assert_closed_form("several", coef=0.7, **inputs)
+    # One token, A = 1, s = -1; Δ = .5 and .2: σ(2.5) = .924142, σ(1) = .731059, of the mean σ(1.75) = .851953
+    s = torch.tensor([[-1.0]], dtype=torch.float64)
+    one, _ = combine_teachers(s, torch.stack([s + 0.5, s + 0.2]), torch.ones(2, 1, 1) > 0, how=how)
+    ones = torch.ones(1, dtype=torch.float64)
+    weights = token_weights(
+        "several", advantage=ones, student_logp=s, teacher_logp=one, response_mask=s < 0, coef=0.1
+    )
+    expected = {"mean": 1.0851953, "max": 1.0924142, "agreement": 1.0731059}[how]
+    torch.testing.assert_close(weights, torch.tensor([[expected]], dtype=torch.float64), rtol=0, atol=1e-6)
 
 
 def test_a_method_of_ones_own():

@@ -215,7 +215,7 @@ def test_failed_trajectories_only(env, tasks):
     }
 
 
-def test_placebos_and_a_prompt_free_start_train(env, tasks):
+def test_a_placebo_trains_and_names_no_workflow(env, tasks):
     policy = tiny()
     rows = stage2(
         policy, env, tasks, replace(SMALL, updates=1), analyzer=PlaceboAnalyzer(PolicyAnalyzer(policy), "irrelevant")
