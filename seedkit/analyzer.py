@@ -1,4 +1,4 @@
-"""Who writes the skills: the current policy (SEED), a frozen one, a rule, or a library (SDAR).
+"""Who writes the skills: the current policy (SEED), a frozen one, a rule, a library (SDAR), or nobody (placebos).
 
 One protocol, `write_skills(trajectories) → list[Skill]`, one skill a trajectory. A failure is a skill with a
 reason, and the reasons are counted; no signal is better than a wrong one. Leaves out for now: analyzers behind an
@@ -7,6 +7,7 @@ endpoint, UCB retrieval.
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,17 +17,19 @@ from typing import Protocol, runtime_checkable
 
 from seedkit.analysis import parse_analysis
 from seedkit.envs.base import data_dir
-from seedkit.envs.household_skills import hindsight
+from seedkit.envs.household_skills import PLACEBOS, hindsight
 from seedkit.policy import Policy
 from seedkit.types import Skill, Task, Trajectory
 
 __all__ = [
     "Analyzer",
     "FrozenAnalyzer",
+    "PlaceboAnalyzer",
     "PolicyAnalyzer",
     "RuleAnalyzer",
     "SkillError",
     "SkillLibrary",
+    "by_name",
     "parse_analysis",
     "reasons",
 ]
@@ -101,6 +104,8 @@ class FrozenAnalyzer(PolicyAnalyzer):
 class RuleAnalyzer:
     """A deterministic annotator: Stage 1 without a network. `rule` maps a trajectory to the skill's text."""
 
+    author = "rule"
+
     def __init__(self, rule: Callable[[Trajectory], str] = hindsight) -> None:
         self.rule = rule
 
@@ -112,7 +117,7 @@ class RuleAnalyzer:
                 skill = Skill(self.rule(trajectory))
             except (ValueError, IndexError) as error:
                 skill = Skill(reason=f"rule: {error}")
-            skills.append(replace(skill, author="rule", source=trajectory.id))
+            skills.append(replace(skill, author=self.author, source=trajectory.id))
         return skills
 
 
@@ -123,6 +128,8 @@ class SkillLibrary:
     the skill. Keywords match whole words of the task sentence only. A task that nothing matches gets a skill with
     the reason "no match", or an error with `strict`.
     """
+
+    author = "library"
 
     def __init__(self, folder: Path | None = None, *, strict: bool = False) -> None:
         folder = Path(folder) if folder is not None else data_dir() / "skills" / "household"
@@ -176,6 +183,65 @@ def read_skill(path: Path) -> Skill:
     if not text:
         raise SkillError(f"{path}: the skill's text is empty")
     return Skill(text, author=path.name)
+
+
+class PlaceboAnalyzer:
+    """Our control: skills that are there but cannot help, in place of those that another analyzer writes.
+
+    Where it writes none there is no placebo either, so that the same tokens are supervised. A trajectory gets the
+    same placebo in any batch.
+
+    Args:
+        analyzer: whose skills to replace.
+        kind: "irrelevant" (text about nothing of the task), "other_task" (the library's skill for another kind of
+            task) or "shuffled" (the very skill, its words in random order).
+        seed: of the choice or the order.
+        library: where "other_task" looks; None is the committed one.
+    """
+
+    KINDS = ("irrelevant", "other_task", "shuffled")
+
+    def __init__(self, analyzer: Analyzer, kind: str, *, seed: int = 0, library: SkillLibrary | None = None) -> None:
+        if kind not in self.KINDS:
+            raise ValueError(f"unknown placebo {kind!r}; choose one of {', '.join(self.KINDS)}")
+        self.analyzer, self.kind, self.seed, self.library = analyzer, kind, seed, library or SkillLibrary()
+        self.author = f"placebo ({kind})"
+
+    def write_skills(self, trajectories: Sequence[Trajectory]) -> list[Skill]:
+        """A placebo for every skill of the other analyzer, episode and step texts alike."""
+        real = self.analyzer.write_skills(trajectories)
+        return [self._instead(t, skill) if skill.ok else skill for t, skill in zip(trajectories, real, strict=True)]
+
+    def _instead(self, trajectory: Trajectory, skill: Skill) -> Skill:
+        rng = random.Random(f"{self.seed}-{trajectory.id}-{trajectory.seed}")
+        others = [text for kind, (_, text) in sorted(self.library.skills.items()) if kind != trajectory.task.kind]
+
+        def fake(text: str) -> str:
+            if not text.strip():
+                return text
+            if self.kind == "shuffled":
+                return " ".join(rng.sample(words := text.split(), len(words)))
+            return rng.choice(PLACEBOS if self.kind == "irrelevant" else others)
+
+        steps = {turn: fake(text) for turn, text in sorted(skill.steps.items())}
+        return replace(skill, episode=fake(skill.episode), steps=steps, author=self.author)
+
+
+def by_name(name: str, policy: Policy, *, instead_of: str = "self") -> Analyzer:
+    """The analyzer that a word stands for: "self", "frozen", "rule", "library" or a placebo for `instead_of`."""
+    if name in PlaceboAnalyzer.KINDS:
+        return PlaceboAnalyzer(by_name(instead_of, policy), name)
+    if name == "self":
+        return PolicyAnalyzer(policy)
+    if name == "frozen":
+        return FrozenAnalyzer(policy)
+    if name == "rule":
+        return RuleAnalyzer()
+    if name == "library":
+        return SkillLibrary()
+    raise ValueError(
+        f"unknown analyzer {name!r}; choose one of self, frozen, rule, library, {', '.join(PlaceboAnalyzer.KINDS)}"
+    )
 
 
 def _read_skill(path: Path) -> tuple[str, tuple[str, ...], str]:

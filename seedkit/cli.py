@@ -49,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--lr", type=float, default=None)
     train.add_argument("--coef", type=float, default=None, help="λ; default: the method's")
     train.add_argument("--beta", type=float, default=None, help="β; default: the method's")
+    train.add_argument("--teacher", type=float, default=None, help="weights it keeps: 0 live, 1 frozen, between EMA")
+    train.add_argument("--analyzer", default=None, help="self, frozen, rule, library; a placebo: irrelevant, ...")
     train.add_argument("--seed", type=int, default=0)
     train.add_argument("--validation", type=int, default=48, help="tasks of valid_seen to validate on; 0: none")
     train.set_defaults(run_command=_train)
@@ -93,20 +95,32 @@ def _build(options: argparse.Namespace) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
+    from dataclasses import replace
+
+    from seedkit.analyzer import by_name
     from seedkit.envs import make, spread
+    from seedkit.methods import resolve
     from seedkit.policy import load_policy
     from seedkit.train import Stage2Config, stage2
 
     env = make("household")
+    method, policy, analyzer = resolve(options.method), load_policy(options.policy), None
+    if options.teacher is not None:
+        method = replace(method, teacher_decay=options.teacher)
+    if options.analyzer is not None:
+        own = "library" if method.skills == "library" else "self"
+        analyzer = by_name(options.analyzer, policy, instead_of=own)
     names = ("method", "updates", "tasks", "group", "coef", "beta", "seed")
     given = {name: getattr(options, name) for name in names}
     config = Stage2Config(**given | ({} if options.lr is None else {"lr": options.lr}))
     validation = spread(env.panel("valid_seen"), options.validation)
     rows = stage2(
-        load_policy(options.policy),
+        policy,
         env,
         env.panel("train"),
         config,
+        method=method,
+        analyzer=analyzer,
         run=options.run,
         resume=options.resume,
         validation=validation,

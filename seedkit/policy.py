@@ -156,17 +156,15 @@ class Policy:
 
     # --- scoring ---------------------------------------------------------------------------------------------------
 
-    def logprobs(
+    def next_logp(
         self,
         ids: Int[Tensor, "B T"],
         attention_mask: Bool[Tensor, "B T"],
         response_mask: Bool[Tensor, "B T"],
         *,
         temperature: float = 1.0,
-    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        r"""Log-probability of every response token, and the entropy of the distribution it was drawn from.
-
-        log softmax(logits / T)[y_t], in float32, computed at response positions only.
+    ) -> Float[Tensor, "N V"]:
+        r"""Log-probabilities of all tokens at every response position: log softmax(logits / T), in float32.
 
         Args:
             ids: token ids; pads may stand on either side.
@@ -175,10 +173,10 @@ class Policy:
             temperature: of the distribution that is scored (the rollout's, for both branches).
 
         Returns:
-            Log-probabilities and entropies (nats), row by row in order.
+            Log-probabilities (nats), row by row in order.
 
         Gradient:
-            Flows into the model's parameters through the log-probabilities; entropies are detached.
+            Flows into the model's parameters.
         """
         plain = bool((attention_mask[:, 1:] <= attention_mask[:, :-1]).all())  # pads, if any, on the right
         positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
@@ -189,10 +187,20 @@ class Policy:
             use_cache=False,
         ).last_hidden_state
         logits = self.model.get_output_embeddings()(hidden[:, :-1][response_mask[:, 1:]])
-        logp = torch.log_softmax(logits.float() / temperature, dim=-1)
-        with torch.no_grad():
-            entropy = -(logp.exp() * logp).sum(-1)
-        return logp.gather(-1, ids[:, 1:][response_mask[:, 1:]].unsqueeze(-1)).squeeze(-1), entropy
+        return torch.log_softmax(logits.float() / temperature, dim=-1)
+
+    def logprobs(
+        self,
+        ids: Int[Tensor, "B T"],
+        attention_mask: Bool[Tensor, "B T"],
+        response_mask: Bool[Tensor, "B T"],
+        *,
+        temperature: float = 1.0,
+    ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        """`sampled` of `next_logp`: each response token's log-probability, and the entropy it was drawn with."""
+        return sampled(
+            self.next_logp(ids, attention_mask, response_mask, temperature=temperature), ids, response_mask
+        )
 
     def batches(self, samples: Sequence[Sample], token_budget: int = 8192) -> list[list[int]]:
         """Indices of samples packed by length, so that no padded batch exceeds the token budget."""
@@ -289,6 +297,15 @@ class Policy:
             answers, _ = Conversation(self, len(part)).say(part, rngs, max_new_tokens, temperature)
             out += answers
         return out
+
+
+def sampled(
+    next_logp: Float[Tensor, "N V"], ids: Int[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]
+) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+    """Log-probabilities of the sampled tokens, and the entropies (nats, detached) of their distributions."""
+    with torch.no_grad():
+        entropy = -(next_logp.exp() * next_logp).sum(-1)
+    return next_logp.gather(-1, ids[:, 1:][response_mask[:, 1:]].unsqueeze(-1)).squeeze(-1), entropy
 
 
 class Conversation:

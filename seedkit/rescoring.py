@@ -8,11 +8,12 @@ decoded or re-encoded; only the prompt differs. A skill that does not reach the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from seedkit.gate import combine_teachers
 from seedkit.policy import ContextOverflow, Policy, PolicyError, Sample
 from seedkit.types import Shifts, Skill, Trajectory
 
@@ -24,6 +25,7 @@ def rescore(
     *,
     teacher: Policy | None = None,
     student_logp: Sequence[Sequence[float]] | None = None,
+    critical_first: bool = False,
     token_budget: int = 8192,
 ) -> list[Shifts]:
     """Score every trajectory's sampled tokens under the ordinary and under the skill-augmented context.
@@ -33,6 +35,8 @@ def rescore(
         trajectories: finished episodes; both branches use the temperature they were sampled at.
         skills: one a trajectory; None, or a skill with a `reason`, gives no signal.
         student_logp: the student's log-probabilities (nats) where they are known already.
+        critical_first: OPID's routing. A turn with a step skill is scored with that skill alone in the context, all
+            other turns with the episode skill alone; else the whole skill stands in one context.
         token_budget: padded tokens a batch; changes speed and memory, not results.
 
     Returns:
@@ -49,37 +53,85 @@ def rescore(
     ordinary = [policy.lay_out(t) for t in trajectories]
     for trajectory, sample in zip(trajectories, ordinary, strict=True):
         _fits(policy, trajectory, sample, "")
-    pairs = zip(trajectories, ordinary, skills, strict=True)
-    advised = [_advised(policy, teacher or policy, t, sample, skill) for t, sample, skill in pairs]
     students = _score(policy, trajectories, ordinary, token_budget) if student_logp is None else student_logp
-    reached = [n for n, (sample, _) in enumerate(advised) if sample is not None]
-    samples = [sample for sample, _ in advised if sample is not None]
-    teachers = _score(teacher or policy, [trajectories[n] for n in reached], samples, token_budget)
-    by_number = dict(zip(reached, teachers, strict=True))
-    version = (teacher or policy).version
-    out = []
-    for n, (trajectory, skill, student) in enumerate(zip(trajectories, skills, students, strict=True)):
+    for trajectory, student in zip(trajectories, students, strict=True):
         if len(student) != len(trajectory.response_ids):
             raise ValueError(
                 f"trajectory {trajectory.id!r}: {len(student)} student log-probabilities for "
                 f"{len(trajectory.response_ids)} response tokens"
             )
-        got = n in by_number
+    branches: list[tuple[int, set[int], Sample]] = []  # number of the trajectory, the turns that count, the sample
+    kept = [0] * len(trajectories)
+    for n, (trajectory, sample, skill) in enumerate(zip(trajectories, ordinary, skills, strict=True)):
+        for part, turns in _parts(trajectory, skill, critical_first):
+            advised, added = _advised(policy, teacher or policy, trajectory, sample, part)
+            if advised is not None:
+                branches.append((n, turns, advised))
+                kept[n] += added
+    owners, samples = [trajectories[n] for n, _, _ in branches], [sample for _, _, sample in branches]
+    teachers = [list(map(float, student)) for student in students]
+    masks = [[False] * len(student) for student in students]
+    for (n, turns, _), logp in zip(branches, _score(teacher or policy, owners, samples, token_budget), strict=True):
+        for place, turn in enumerate(trajectories[n].turn_index):
+            if turn in turns:
+                teachers[n][place], masks[n][place] = float(logp[place]), True
+    version = (teacher or policy).version
+    out = []
+    for n, (trajectory, skill, student) in enumerate(zip(trajectories, skills, students, strict=True)):
+        got = any(masks[n])
         out.append(
             Shifts(
                 trajectory=trajectory.id,
                 response_ids=trajectory.response_ids,
                 turn=trajectory.turn_index,
                 student_logp=tuple(map(float, student)),
-                teacher_logp=tuple(map(float, by_number[n] if got else student)),
-                mask=(got,) * len(trajectory.response_ids),
-                skill_tokens=advised[n][1],
+                teacher_logp=tuple(teachers[n]),
+                mask=tuple(masks[n]),
+                skill_tokens=kept[n],
                 skill_id=skill.id if skill and got else None,
                 reason=None if got else _why_not(skill),
                 policy_version=version,
             )
         )
     return out
+
+
+def combine(teachers: Sequence[Sequence[Shifts]], how: str = "mean") -> list[Shifts]:
+    """Several skills a trajectory as one teacher (`combine_teachers`): `teachers[j][n]` is skill j's effect on n."""
+    if len(teachers) == 1:
+        return list(teachers[0])
+    out = []
+    for rows in zip(*teachers, strict=True):
+        first, reached = rows[0], [row for row in rows if any(row.mask)]
+        if reached:
+            logp, mask = combine_teachers(
+                torch.tensor([first.student_logp], dtype=torch.float64),
+                torch.tensor([[row.teacher_logp] for row in rows], dtype=torch.float64),
+                torch.tensor([[row.mask] for row in rows]),
+                how=how,
+            )
+            first = replace(first, teacher_logp=tuple(logp[0].tolist()), mask=tuple(mask[0].tolist()), reason=None)
+            first = replace(first, skill_id="+".join(row.skill_id or "?" for row in reached))
+        out.append(replace(first, skill_tokens=sum(row.skill_tokens for row in rows)))
+    return out
+
+
+def critical(trajectory: Trajectory, skill: Skill | None) -> tuple[bool, ...]:
+    """True at the sampled tokens of turns that have a step skill of their own."""
+    steps = skill.steps if skill and skill.ok else {}
+    return tuple(bool(steps.get(turn, "").strip()) for turn in trajectory.turn_index)
+
+
+def _parts(
+    trajectory: Trajectory, skill: Skill | None, critical_first: bool
+) -> Sequence[tuple[Skill | None, set[int]]]:
+    """What stands in the teacher's context, and the turns that are scored so."""
+    turns = set(trajectory.turn_index)
+    if skill is None or not critical_first:
+        return [(skill, turns)]
+    steps = {turn for turn, own in zip(trajectory.turn_index, critical(trajectory, skill), strict=True) if own}
+    alone = [(replace(skill, episode="", steps={turn: skill.steps[turn]}), {turn}) for turn in sorted(steps)]
+    return [(replace(skill, steps={}), turns - steps), *alone] if turns - steps else alone
 
 
 @dataclass(frozen=True)

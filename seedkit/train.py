@@ -24,17 +24,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from seedkit.analyzer import Analyzer, PolicyAnalyzer, SkillLibrary, reasons
+from seedkit.analyzer import Analyzer, SkillLibrary, by_name, reasons
 from seedkit.envs.base import TextEnv, panel_hash
 from seedkit.evaluate import evaluate
 from seedkit.gate import gate_weights
 from seedkit.io import Ledger, append_jsonl, atomic_write, read_jsonl, read_object, write_ledger, write_trajectories
 from seedkit.methods import Method, method_losses, resolve
 from seedkit.objective import degenerate_groups, group_advantages, kl_penalty, masked_mean
-from seedkit.policy import Policy, Sample, load_policy
-from seedkit.rescoring import rescore
+from seedkit.policy import Policy, Sample, load_policy, sampled
+from seedkit.rescoring import combine, critical, rescore
 from seedkit.rollout import collect
 from seedkit.types import Shifts, Skill, Task, Trajectory
+
+LEFT_OUT = "a success, left out"
+"""Why a successful trajectory has no skill where a method learns from failures only."""
 
 
 class RunError(ValueError):
@@ -178,7 +181,7 @@ def stage2(
     config: Stage2Config = Stage2Config(),
     *,
     method: Method | None = None,
-    analyzer: Analyzer | None = None,
+    analyzer: Analyzer | Sequence[Analyzer] | None = None,
     run: Path | str | None = None,
     resume: bool = False,
     validation: Sequence[Task] = (),
@@ -192,7 +195,8 @@ def stage2(
     Args:
         tasks: training tasks; every update takes `config.tasks` of them, without repeats until all were used.
         method: a `Method` of your own instead of the one that `config.method` names.
-        analyzer: who writes the skills; None takes the method's: the policy itself, or the committed library.
+        analyzer: who writes the skills; None takes the method's: the policy itself, the committed library, or both.
+            Several are several teachers, made one as `method.combine` says.
         run: directory for protocol, metrics, trajectories and checkpoints; None keeps nothing.
         resume: go on from the run's last complete update; the numbers are those of an uninterrupted run. Give the
             policy that the run began with.
@@ -212,12 +216,13 @@ def stage2(
         if value < 1:
             raise RunError(f"{name} must be at least 1, got {value}")
     chosen = resolve(method or config.method, beta=config.beta, coef=config.coef)
-    if analyzer is None and chosen.skills != "none":
-        analyzer = PolicyAnalyzer(policy) if chosen.skills == "self" else SkillLibrary()
+    analyzers = _analyzers(policy, chosen, analyzer)
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=config.lr, weight_decay=0.0)
-    keeper = _Run(run, policy, env, tasks, config, chosen, validation, resume) if run is not None else None
+    keeper = _Run(run, policy, env, tasks, config, chosen, analyzers, validation, resume) if run is not None else None
     reference = keeper.reference(policy) if keeper else policy.clone()
-    rows = keeper.restore(policy, optimizer) if keeper else []
+    decay = chosen.teacher_decay
+    teacher = policy if decay == 0 else reference if decay == 1 else reference.clone()
+    rows = keeper.restore(policy, optimizer, teacher) if keeper else []
     bar = tqdm(total=config.updates, initial=len(rows), desc=chosen.name, disable=not progress, leave=False)
     while len(rows) < config.updates:
         update, lap = len(rows), _Laps()
@@ -237,15 +242,19 @@ def stage2(
 
         skills: list[Skill] = [Skill(reason="not asked for")] * len(trajectories)
         shifts: list[Shifts] = []
-        if chosen.needs_teacher and analyzer is not None:
-            skills = analyzer.write_skills(trajectories)
+        if analyzers:
+            written = [_write(one, trajectories, chosen) for one in analyzers]
+            skills = written[0]
             lap("analysis")
             behaviour = [t.behaviour_logp for t in trajectories]  # these very weights sampled them
-            shifts = rescore(policy, trajectories, skills, student_logp=behaviour)
+            known = {"teacher": teacher, "student_logp": behaviour, "critical_first": chosen.step_scale is not None}
+            shifts = combine([rescore(policy, trajectories, w, **known) for w in written], chosen.combine)
             lap("rescoring")
 
         row: dict[str, Any] = {"update": update + 1}
-        sums, ledger = _update(policy, reference, optimizer, trajectories, shifts, chosen, config)
+        sums, ledger = _update(policy, teacher, reference, optimizer, trajectories, skills, shifts, chosen, config)
+        if 0 < decay < 1:
+            _follow(teacher, policy, decay)
         row |= sums
         row |= _skill_metrics(env, trajectories, skills, shifts, chosen)
         lap("update")
@@ -259,7 +268,7 @@ def stage2(
             tqdm.write(f"update {update + 1}: {alarm}")
         rows.append(row | lap.seconds)
         if keeper:
-            keeper.save(policy, optimizer, rows, trajectories, skills, shifts, ledger, save_every)
+            keeper.save(policy, optimizer, teacher, rows, trajectories, skills, shifts, ledger, save_every)
         if on_update:
             on_update(rows[-1], trajectories, shifts)
         shown = {"success": f"{row['success']:.2f}", "reward": f"{row['reward']:.2f}"}
@@ -268,6 +277,35 @@ def stage2(
         bar.update()
     bar.close()
     return rows
+
+
+def _analyzers(policy: Policy, method: Method, given: Analyzer | Sequence[Analyzer] | None) -> list[Analyzer]:
+    """Who writes the skills of a method; nobody where it has no teacher."""
+    if not method.needs_teacher:
+        return []
+    if given is None:
+        names = {"none": (), "both": ("self", "library")}.get(method.skills, (method.skills,))
+        given = [by_name(name, policy) for name in names]
+    analyzers = list(given) if isinstance(given, Sequence) else [given]
+    if not analyzers:
+        raise RunError(f"{method.name} has a teacher but says not where its skills come from: give an analyzer")
+    if len(analyzers) > 1 and (method.whole or method.step_scale is not None):
+        raise RunError(f"{method.name} takes one skill a trajectory, not {len(analyzers)}")
+    return analyzers
+
+
+def _write(analyzer: Analyzer, trajectories: Sequence[Trajectory], method: Method) -> list[Skill]:
+    skills = analyzer.write_skills(trajectories)
+    if not method.failed_only:
+        return skills
+    return [Skill(reason=LEFT_OUT) if t.success else s for t, s in zip(trajectories, skills, strict=True)]
+
+
+@torch.no_grad()
+def _follow(teacher: Policy, policy: Policy, decay: float) -> None:
+    """Exponential moving average: the teacher keeps a share of its weights and takes the rest from the policy."""
+    for kept, new in zip(teacher.model.parameters(), policy.model.parameters(), strict=True):
+        kept.lerp_(new, 1 - decay)
 
 
 class _Laps:
@@ -301,9 +339,11 @@ def rewards_of(trajectories: Sequence[Trajectory], penalty: float) -> Tensor:
 
 def _update(
     policy: Policy,
+    teacher: Policy,
     reference: Policy,
     optimizer: torch.optim.Optimizer,
     trajectories: Sequence[Trajectory],
+    skills: Sequence[Skill],
     shifts: Sequence[Shifts],
     method: Method,
     config: Stage2Config,
@@ -319,23 +359,29 @@ def _update(
     for pack in policy.batches(samples):
         part = [samples[i] for i in pack]
         padded = policy.pad(part)
-        logp, entropy = policy.logprobs(*padded, temperature=config.temperature)
+        dist = policy.next_logp(*padded, temperature=config.temperature)
+        logp, entropy = sampled(dist, padded[0], padded[2])
         counts = [sum(s.mask) for s in part]
         behaviour = torch.tensor([p for i in pack for p in trajectories[i].behaviour_logp])
         spread = torch.repeat_interleave(advantages[pack], torch.tensor(counts))
         everywhere = torch.ones(1, len(logp), dtype=torch.bool)
-        taught = teacher = None
+        advised: dict[str, Any] = {"teacher_logp": None}
         if shifts:
-            teacher = torch.tensor([[k for i in pack for k in shifts[i].teacher_logp]])
-            taught = torch.tensor([[m for i in pack for m in shifts[i].mask]])
+            advised["teacher_logp"] = torch.tensor([[k for i in pack for k in shifts[i].teacher_logp]])
+            advised["teacher_mask"] = torch.tensor([[m for i in pack for m in shifts[i].mask]])
+            advised["step_mask"] = torch.tensor([[m for i in pack for m in critical(trajectories[i], skills[i])]])
+        if method.whole:
+            shown = [policy.lay_out(trajectories[i], skills[i] if any(shifts[i].mask) else None) for i in pack]
+            with torch.no_grad():
+                target = teacher.next_logp(*policy.pad(shown), temperature=config.temperature)
+            advised |= {"student_dist": dist[None], "teacher_dist": target[None]}
         losses = method_losses(
             method,
             advantage=spread[None],
             student_logp=logp[None],
-            teacher_logp=teacher,
             behaviour_logp=behaviour[None],
             response_mask=everywhere,
-            teacher_mask=taught,
+            **advised,
         )
         for i, share in zip(pack, sum(losses.values())[0].detach().split(counts), strict=True):  # type: ignore[index]
             shares[i] = float(share.double().sum()) / tokens
@@ -403,7 +449,8 @@ def alarms(row: dict[str, Any], before: Sequence[dict[str, Any]]) -> list[str]:
         found.append("the gradient is not finite; the step was left out")
     elif row["grad_norm"] > 20:
         found.append(f"gradient norm {row['grad_norm']:.1f}")
-    if "supervised" in row and row["supervised"] < 0.5:
+    asked = 1 - row.get("skills", {}).get(LEFT_OUT, 0) / max(sum(row.get("skills", {}).values()), 1)
+    if "supervised" in row and row["supervised"] < 0.5 * asked:
         found.append(f"only {row['supervised']:.0%} of the trajectories have a skill: {row['skills']}")
     if "abs_shift" in row and row["supervised"] > 0 and row["abs_shift"] < 1e-4:
         found.append("skills reach the teacher but move nothing (mean |Δ| < 1e-4)")
@@ -418,11 +465,13 @@ def alarms(row: dict[str, Any], before: Sequence[dict[str, Any]]) -> list[str]:
 class _Run:
     """protocol.json, metrics.jsonl, trajectories/, checkpoints/{first,last,best,0010,…}; complete after any kill."""
 
-    def __init__(self, path, policy, env, tasks, config, method, validation, resume) -> None:
-        self.path = Path(path)
+    def __init__(self, path, policy, env, tasks, config, method, analyzers, validation, resume) -> None:
+        self.path, self.moving = Path(path), 0 < method.teacher_decay < 1
         protocol = {
             "kind": "stage2",
             "config": asdict(config) | {"method": method.name, "coef": method.coef, "beta": method.beta},
+            "method": {key: _told(value) for key, value in vars(method).items()},
+            "analyzers": [getattr(a, "author", type(a).__name__) for a in analyzers],
             "policy": {"name": policy.name, "version": policy.version},
             "environment": {"name": env.name, "engine": env.engine_name},
             "tasks": {"panel": panel_hash(list(tasks)), "count": len(tasks)},
@@ -450,7 +499,7 @@ class _Run:
         reference.model.requires_grad_(False)
         return reference
 
-    def _checkpoint(self, policy: Policy, name: str, optimizer=None, rows=None) -> None:
+    def _checkpoint(self, policy: Policy, name: str, optimizer=None, rows=None, teacher=None) -> None:
         """Write a checkpoint folder beside its place and swap it in, so that a whole one is always there."""
         folder = self.path / "checkpoints"
         folder.mkdir(exist_ok=True)
@@ -467,13 +516,15 @@ class _Run:
             }
             save_file(state, new / "optimizer.safetensors")
             (new / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+        if teacher is not None:
+            teacher.save(new / "teacher")
         if (folder / name).exists():
             os.replace(folder / name, old)
         os.replace(new, folder / name)
         shutil.rmtree(old, ignore_errors=True)
 
-    def restore(self, policy: Policy, optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-        """Put policy and optimizer where the last complete update left them; return its metrics so far."""
+    def restore(self, policy: Policy, optimizer: torch.optim.Optimizer, teacher: Policy) -> list[dict[str, Any]]:
+        """Put policy, optimizer and EMA teacher where the last complete update left them; return the metrics."""
         folder = self.path / "checkpoints"
         for old in folder.glob(".*.old"):  # killed between the two renames of a swap
             if not (folder / old.name[1:-4]).exists():
@@ -484,6 +535,8 @@ class _Run:
         if not source.exists():
             atomic_write(self.path / "metrics.jsonl", "")
             return []
+        if self.moving:
+            teacher.model.load_state_dict(load_policy(source / "teacher").model.state_dict())
         try:
             saved = load_file(source / "optimizer.safetensors")
             rows = json.loads((source / "rows.json").read_text(encoding="utf-8"))
@@ -496,7 +549,7 @@ class _Run:
         atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
         return rows
 
-    def save(self, policy, optimizer, rows, trajectories, skills, shifts, ledger, every) -> None:
+    def save(self, policy, optimizer, teacher, rows, trajectories, skills, shifts, ledger, every) -> None:
         """Keep an update: trajectories first, then the checkpoint that makes it count, then its metrics line."""
         update, done = rows[-1]["update"], len(rows)
         if done == 1 or done % every == 0:
@@ -507,7 +560,7 @@ class _Run:
         scores = [r["validation_success"] for r in rows if "validation_success" in r]
         if "validation_success" in rows[-1] and scores[-1] >= max(scores):
             self._checkpoint(policy, "best")
-        self._checkpoint(policy, "last", optimizer, rows)
+        self._checkpoint(policy, "last", optimizer, rows, teacher if self.moving else None)
         append_jsonl(self.path / "metrics.jsonl", rows[-1])
 
 
@@ -522,6 +575,11 @@ def _optimizer_state(saved: dict[str, Tensor], parameters: Sequence[Tensor]) -> 
     if entries and len(entries) != len(parameters):  # empty: no gradient so far was finite
         raise ValueError(f"optimizer.safetensors knows {len(entries)} of {len(parameters)} parameters")
     return entries
+
+
+def _told(value: Any) -> Any:
+    """A method's field for the protocol: a function by its name."""
+    return getattr(value, "__qualname__", type(value).__name__) if callable(value) else value
 
 
 def read_run(path: Path | str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -9,15 +9,17 @@ import torch
 
 from seedkit.analyzer import (
     FrozenAnalyzer,
+    PlaceboAnalyzer,
     PolicyAnalyzer,
     RuleAnalyzer,
     SkillError,
     SkillLibrary,
+    by_name,
     reasons,
 )
 from seedkit.build import make_policy
 from seedkit.envs.household_games import KINDS
-from seedkit.envs.household_skills import named_workflow, skill_text
+from seedkit.envs.household_skills import PLACEBOS, named_workflow, skill_text
 from seedkit.types import Skill, Task, Trajectory, Turn
 
 ROOM = "You are in the middle of a room. Looking quickly around you, you see a desk 1, and a fridge 1."
@@ -322,3 +324,62 @@ def test_the_household_library_knows_every_kind():
         skill = library.find(kind, "")
         assert named_workflow(skill.episode) == kind
         assert skill.episode == skill_text(kind, kind)
+
+
+# --- placebos
+
+
+class Written:
+    """An analyzer that returns fixed skills, in order."""
+
+    def __init__(self, *skills):
+        self.skills = skills
+
+    def write_skills(self, trajectories):
+        return list(self.skills[: len(trajectories)])
+
+
+RIGHT = Skill(skill_text("clean", "clean"), {1: "open what is closed now."}, source="t0/0.0", policy_version="v")
+
+
+def placebos(policy, kind, skill=RIGHT, count=40, **options):
+    played = [episode(policy, kind="clean", number=n) for n in range(count)]
+    return PlaceboAnalyzer(Written(*[skill] * count), kind, **options).write_skills(played)
+
+
+@pytest.mark.parametrize("kind", PlaceboAnalyzer.KINDS)
+def test_a_placebo_holds_no_advice_and_is_reproducible(policy, kind):
+    skills = placebos(policy, kind)
+    assert all(s.ok and s.author == f"placebo ({kind})" and s.source == RIGHT.source for s in skills)
+    assert all(s.episode != RIGHT.episode and s.steps.keys() == {1} and s.steps != RIGHT.steps for s in skills)
+    assert len({s.id for s in skills}) > 2  # not the same for every trajectory
+    assert skills == placebos(policy, kind) and skills[:3] == placebos(policy, kind, count=3)  # whatever the batch
+    assert skills != placebos(policy, kind, seed=1)
+    texts = {s.episode for s in skills}
+    if kind == "irrelevant":
+        assert texts <= set(PLACEBOS)
+    elif kind == "other_task":
+        assert texts <= {skill_text(k, k) for k in KINDS if k != "clean"} and len(texts) == 5
+    else:
+        assert {tuple(sorted(t.split())) for t in texts} == {tuple(sorted(RIGHT.episode.split()))}
+
+
+def test_where_there_is_no_skill_there_is_no_placebo(policy):
+    assert placebos(policy, "irrelevant", Skill(reason="null"), 1) == [Skill(reason="null")]
+    (only_a_step,) = placebos(policy, "irrelevant", Skill(steps={0: "look."}), 1)
+    assert only_a_step.episode == "" and only_a_step.steps[0] in PLACEBOS
+    with pytest.raises(ValueError, match="unknown placebo 'sugar'; choose one of irrelevant, other_task, shuffled"):
+        PlaceboAnalyzer(SkillLibrary(), "sugar")
+
+
+def test_analyzers_by_name(policy):
+    own, frozen = by_name("self", policy), by_name("frozen", policy)
+    assert isinstance(own, PolicyAnalyzer) and own.policy is policy
+    assert isinstance(frozen, FrozenAnalyzer) and frozen.policy is not policy
+    assert isinstance(by_name("rule", policy), RuleAnalyzer) and isinstance(by_name("library", policy), SkillLibrary)
+    for kind in PlaceboAnalyzer.KINDS:
+        placebo = by_name(kind, policy, instead_of="library")
+        assert isinstance(placebo, PlaceboAnalyzer) and placebo.kind == kind
+        assert isinstance(placebo.analyzer, SkillLibrary)
+    with pytest.raises(ValueError, match="unknown analyzer 'gpt'; choose one of self, frozen, rule, library, irrele"):
+        by_name("gpt", policy)

@@ -9,6 +9,7 @@ import pytest
 
 from seedkit.cli import main
 from seedkit.doctor import report
+from seedkit.train import read_run
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,8 @@ from seedkit.doctor import report
         (["train", "--run", "x", "--method", "sed"], "unknown method 'sed'"),
         (["train", "--run", "x", "--updates", "0"], "updates must be positive"),
         (["train", "--run", "x", "--policy", "no-such"], "no policy 'no-such'"),
+        (["train", "--run", "x", "--analyzer", "gpt"], "unknown analyzer 'gpt'"),
+        (["train", "--run", "x", "--teacher", "2"], "teacher_decay must be finite and between 0 and 1"),
         (["evaluate", "--split", "test"], "no split 'test'"),
         (["train", "--run", "x", "--validation", "-1"], "cannot take -1 tasks"),
         (["evaluate", "--tasks", "0"], "no tasks"),
@@ -65,3 +68,13 @@ def test_evaluate_prints_an_interval_and_its_protocol(capsys):
     assert main(["evaluate", "--tasks", "6", "--episodes", "1"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"household-tiny\s+[\d.]+ \[[\d.]+, [\d.]+\]", out) and '"panel"' in out
+
+
+def test_train_takes_a_teacher_and_an_analyzer(tmp_path, capsys):
+    run = tmp_path / "run"
+    sizes = ["--updates", "1", "--tasks", "1", "--group", "2", "--validation", "0"]
+    assert main(["train", "--run", str(run), *sizes, "--teacher", "0.9", "--analyzer", "shuffled"]) == 0
+    protocol, rows = read_run(run)
+    assert protocol["method"]["teacher_decay"] == 0.9 and protocol["analyzers"] == ["placebo (shuffled)"]
+    assert len(rows) == 1 and (run / "checkpoints" / "last" / "teacher").is_dir()
+    assert "seed: 1 updates" in capsys.readouterr().out

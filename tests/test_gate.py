@@ -1,11 +1,24 @@
-"""Gate and distillation terms: the number table's rows 1-5 and 12, gradients, masks, signs, refusals."""
+"""Gate, distillation terms and divergences: rows 1-5 and 12, hand-worked numbers, gradients, masks, signs."""
 
+import functools
 import inspect
+import math
 
 import pytest
 import torch
 
-from seedkit.gate import KINDS, distill_loss, distill_weights, gate_weights, no_effect
+from seedkit.gate import (
+    COMBINATIONS,
+    KINDS,
+    combine_teachers,
+    distill_loss,
+    distill_weights,
+    forward_kl_full,
+    gate_weights,
+    js_full,
+    no_effect,
+    reverse_kl_full,
+)
 from seedkit.objective import MAX_NATS, masked_mean
 
 NAN = float("nan")
@@ -213,3 +226,193 @@ def test_refusals(change, message):
 def test_closed_form_refuses_an_unknown_kind():
     with pytest.raises(ValueError, match="unknown kind"):
         distill_weights(row(0.5), kind="nope")
+
+
+# --- whole distributions
+
+
+def dists(*rows):
+    """Log-probabilities [1, T, V] of the given probabilities."""
+    return torch.tensor([rows], dtype=torch.float64).log()
+
+
+def logit_gradient(loss, student, teacher, mask=None, **options):
+    """Value of a divergence [B, T], and the gradient of its sum by the student's logits [B, T, V]."""
+    logits = student.clone().requires_grad_()
+    value = loss(torch.log_softmax(logits, -1), teacher, ones(student[..., 0]) if mask is None else mask, **options)
+    value.sum().backward()
+    assert logits.grad is not None
+    return value.detach(), logits.grad
+
+
+def random_dists(v=6, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    s, k = (torch.log_softmax(2 * torch.randn(3, 5, v, generator=random, dtype=torch.float64), -1) for _ in range(2))
+    return s, k, torch.rand(3, 5, generator=random) > 0.3
+
+
+def kl(p, q):
+    return (p.exp() * (p - q)).sum(-1, keepdim=True)
+
+
+CLOSED = {  # what falls on the logit of each token
+    reverse_kl_full: lambda s, k: s.exp() * (s - k - kl(s, k)),
+    forward_kl_full: lambda s, k: s.exp() - k.exp(),
+    js_full: lambda s, k: s.exp() * (s - mix(s, k) - kl(s, mix(s, k))) / 2,
+}
+
+
+def mix(s, k):
+    return ((s.exp() + k.exp()) / 2).log()
+
+
+@pytest.mark.parametrize(
+    ("loss", "value", "push"),
+    [
+        # p = (3/4, 1/4), q = (1/2, 1/2): .75·ln 1.5 + .25·ln .5 = .304099 - .173287
+        (reverse_kl_full, 0.130812, 0.205990),  # .75·(ln 1.5 - .130812) = .75·.274653
+        (forward_kl_full, 0.143841, 0.25),  # .5·ln(2/3) + .5·ln 2 = -.202733 + .346574; p - q
+        # m = (5/8, 3/8): ½(.75·ln 1.2 + .25·ln(2/3)) + ½(.5·ln .8 + .5·ln(4/3)) = ½(.035375) + ½(.032269)
+        (js_full, 0.033822, 0.055105),  # ½·.75·(ln 1.2 - .035375) = .375·.146947
+    ],
+)
+def test_divergences_by_hand(loss, value, push):
+    got, grad = logit_gradient(loss, dists([0.75, 0.25]), dists([0.5, 0.5]))
+    close(got, [[value]])
+    close(grad, [[[push, -push]]])
+
+
+def test_top_k_keeps_the_tail():
+    # .5·ln(5/4) + .3·ln(3/2) = .233212 for the two kept; the bucket .2·ln(.2/.4) = -.138629
+    s, k = dists([0.5, 0.1, 0.3, 0.1]), dists([0.4, 0.3, 0.2, 0.1])
+    got, grad = logit_gradient(reverse_kl_full, s, k, top_k=2)
+    close(got, [[0.094582]])
+    bucket = [1.25, 0.5, 1.5, 0.5]  # p/q of the bucket each token is in
+    close(grad, [[[p * (math.log(r) - 0.094582) for p, r in zip((0.5, 0.1, 0.3, 0.1), bucket, strict=True)]]])
+    close(logit_gradient(reverse_kl_full, s, k)[0], [[0.123350]])  # exact: .233212 + .1·ln(1/3) + .1·0
+
+
+@pytest.mark.parametrize("top_k", [5, 6, 7])  # 5 of 6: the bucket holds one token
+def test_top_k_of_everything_is_exact(top_k):
+    s, k, mask = random_dists()
+    for some, exact in zip(
+        logit_gradient(reverse_kl_full, s, k, mask, top_k=top_k),
+        logit_gradient(reverse_kl_full, s, k, mask),
+        strict=True,
+    ):
+        close(some, exact, atol=1e-12)
+
+
+def test_top_k_is_a_lower_bound_that_grows_with_k():
+    s, k, mask = random_dists()
+    values = torch.stack([reverse_kl_full(s, k, mask, top_k=n) for n in range(1, 7)])
+    assert (values.diff(dim=0) > -1e-12).all() and (values >= 0).all()
+
+
+@pytest.mark.parametrize("loss", CLOSED)
+def test_logit_gradient_in_closed_form(loss):
+    s, k, mask = random_dists()
+    grad = logit_gradient(loss, s, k, mask)[1]
+    close(grad, torch.where(mask.unsqueeze(-1), CLOSED[loss](s, k), 0.0))
+    assert grad[~mask].abs().sum() == 0
+    teacher_is_student = logit_gradient(loss, s, s, mask)
+    close(teacher_is_student[0], torch.zeros(3, 5))
+    close(teacher_is_student[1], torch.zeros(3, 5, 6))  # unlike the gated term, no push where the skill says nothing
+
+
+def test_reverse_kl_sampled_estimates_the_exact_gradient():
+    """Over y drawn from the student, the mean of Δ_y·∇log p_y is minus the gradient of the exact divergence."""
+    s, k, _ = random_dists()
+    weights = distill_weights(k - s, kind="reverse_kl_sampled")  # one a possible token [B, T, V]
+    expected = s.exp() * weights - s.exp() * (s.exp() * weights).sum(-1, keepdim=True)  # Σ_y p_y·Δ_y·(e_y - p)
+    close(logit_gradient(reverse_kl_full, s, k)[1], -expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [*CLOSED, functools.partial(reverse_kl_full, top_k=2)])
+def test_masked_nan_and_impossible_tokens_stay_out_of_the_divergences(loss):
+    s, k, mask = random_dists()
+    bad_s, bad_k = s.clone(), k.clone()
+    bad_s[~mask], bad_k[~mask] = NAN, NAN
+    bad, good = loss(bad_s.requires_grad_(), bad_k, mask), loss(s.requires_grad_(), k, mask)
+    close(bad, good)
+    (bad.sum() + good.sum()).backward()
+    assert bad_s.grad is not None and bad_s.grad[~mask].abs().sum() == 0
+    close(bad_s.grad, s.grad)
+    value, grad = logit_gradient(loss, dists([0.5, 0.5, 0.0, 0.0]), dists([0.25, 0.75, 0.0, 0.0]))  # e^-∞
+    assert torch.isfinite(value).all() and torch.isfinite(grad).all()
+    close(value, logit_gradient(loss, dists([0.5, 0.5]), dists([0.25, 0.75]))[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("loss", CLOSED)
+def test_the_teachers_distribution_receives_no_gradient(loss):
+    s, k, mask = random_dists()
+    for x in (s, k):
+        x.requires_grad_()
+    loss(s, k, mask).sum().backward()
+    assert s.grad is not None and k.grad is None
+
+
+def test_js_is_symmetric_and_bounded():
+    s, k, mask = random_dists()
+    close(js_full(s, k, mask), js_full(k, s, mask), atol=1e-12)
+    far = js_full(dists([1 - 1e-12, 1e-12]), dists([1e-12, 1 - 1e-12]), torch.ones(1, 1) > 0)
+    close(far, [[math.log(2)]])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"teacher_dist": torch.zeros(1, 1, 3)}, r"teacher_dist has shape \[1, 1, 3\]"),
+        ({"response_mask": torch.ones(1, 1)}, "must be bool"),
+        ({"response_mask": torch.ones(1, 2) > 0}, "student_dist has shape"),
+        ({"top_k": 0}, "top_k must be at least 1, got 0"),
+    ],
+)
+def test_divergences_refuse(change, message):
+    arguments = {"student_dist": torch.zeros(1, 1, 2), "teacher_dist": torch.zeros(1, 1, 2)}
+    arguments |= {"response_mask": torch.ones(1, 1) > 0}
+    with pytest.raises(ValueError, match=message):
+        inspect.unwrap(reverse_kl_full)(**(arguments | change))
+
+
+# --- several teachers
+
+
+@pytest.mark.parametrize(
+    ("gaps", "mean", "largest", "agreed"),
+    [
+        ((0.5, 0.2), 0.35, 0.5, 0.2),
+        ((-0.5, -0.3), -0.4, -0.3, -0.3),
+        ((0.5, -0.3), 0.1, 0.5, 0.0),  # they disagree: nothing is said
+        ((NAN, -0.3), -0.3, -0.3, -0.3),  # one skill did not arrive: it has no say
+        ((NAN, NAN), 0.0, 0.0, 0.0),
+    ],
+)
+def test_several_teachers_by_hand(gaps, mean, largest, agreed):
+    s = row(-1.0).requires_grad_()
+    k = torch.tensor([[[-1 + g]] for g in gaps], dtype=torch.float64)
+    for how, expected in (("mean", mean), ("max", largest), ("agreement", agreed)):
+        logp, mask = combine_teachers(s, k, ~k.isnan(), how=how)
+        close(logp, [[-1 + expected]], atol=1e-12)
+        assert not logp.requires_grad
+        assert mask.tolist() == [[not all(map(math.isnan, gaps))]]
+
+
+def test_gates_of_several_teachers():
+    s, k, mask = random_dists(v=4)
+    s, k, mask = s[..., 0], k.permute(2, 0, 1), mask.expand(4, -1, -1)
+    gates = gate_weights(k - s, beta=5.0).where(mask, 0.5)
+    gate = {how: gate_weights(combine_teachers(s, k, mask, how=how)[0] - s, beta=5.0) for how in COMBINATIONS}
+    close(gate["max"], gates.amax(0))
+    nearest = gates.gather(0, (gates - 0.5).abs().argmin(0, keepdim=True))[0]
+    same = ((gates > 0.5).all(0)) | ((gates < 0.5).all(0))
+    close(gate["agreement"], torch.where(same, nearest, 0.5))
+    assert same.any() and not same.all()
+
+
+def test_several_teachers_refuse():
+    k = torch.zeros(2, 1, 1)
+    with pytest.raises(ValueError, match="unknown combination 'vote'; choose one of mean, max, agreement"):
+        combine_teachers(torch.zeros(1, 1), k, k == 0, how="vote")
+    with pytest.raises(ValueError, match="must be bool"):
+        inspect.unwrap(combine_teachers)(torch.zeros(1, 1), k, k)

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 import seedkit.methods
-from seedkit.gate import KINDS
-from seedkit.methods import METHODS, Method, method_losses, resolve, token_weights
+from seedkit.gate import COMBINATIONS, KINDS, combine_teachers, reverse_kl_full
+from seedkit.methods import METHODS, Method, NoClosedForm, method_losses, resolve, reverse_kl_top20, token_weights
 
 NAN = float("nan")
+WHOLE = [name for name, method in METHODS.items() if method.whole]
+SAMPLED = [name for name in METHODS if name not in WHOLE]
 
 
 def batch(**change: Any) -> dict[str, Any]:
@@ -34,6 +36,14 @@ def batch(**change: Any) -> dict[str, Any]:
     }
 
 
+def dists(mask) -> dict[str, Any]:
+    """Random distributions over 30 tokens, NaN wherever nothing may be read."""
+    random, shape = torch.Generator().manual_seed(1), (*mask.shape, 30)
+    p, q = (torch.log_softmax(torch.randn(shape, generator=random, dtype=torch.float64), -1) for _ in range(2))
+    p[~mask], q[~mask] = NAN, NAN
+    return {"student_dist": p, "teacher_dist": q}
+
+
 def autograd_weights(method, **inputs):
     s = inputs["student_logp"].clone().requires_grad_()
     losses = method_losses(method, **{**inputs, "student_logp": s})
@@ -49,7 +59,7 @@ def assert_closed_form(method, **inputs):
 
 
 @pytest.mark.parametrize("on_policy", [True, False])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SAMPLED)
 def test_closed_form_equals_autograd(name, on_policy):
     inputs = batch()
     if on_policy:
@@ -58,6 +68,12 @@ def test_closed_form_equals_autograd(name, on_policy):
         assert_closed_form(name, coef=coef, **inputs)
     inputs["advantage"] = inputs["advantage"].unsqueeze(-1) * torch.linspace(-1, 1, 7, dtype=torch.float64)
     assert_closed_form(name, coef=0.7, beta=1.3, **inputs)
+    inputs["step_mask"] = torch.arange(7).expand(4, 7) % 3 == 0  # three of seven tokens are a step skill's
+    assert_closed_form(name, coef=0.7, **inputs)
+    if METHODS[name].step_scale is not None:
+        scaled = replace(METHODS[name], coef=0.7, step_scale=0.3)
+        assert_closed_form(scaled, **inputs)
+        assert not torch.equal(token_weights(scaled, **inputs), token_weights(name, coef=0.7, **inputs))
 
 
 # One token, A = 1, s = o = -1, k = -.5 (Δ = .5) and k = -1.5 (Δ = -.5); σ(±2.5) = .924142, .075858
@@ -73,10 +89,11 @@ ONE_TOKEN = {
     "seed": (1.00924142, 1.00075858),
     "reverse_kl_sampled": (1.005, 0.995),  # A ± .01 · .5
     "centred": (1.00424142, 0.99575858),  # A + .01 · (σ - .5)
+    "several": (1.00924142, 1.00075858),  # as SEED; `combine_teachers` has the numbers for more than one skill
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SAMPLED)
 def test_every_row_by_hand(name):
     s = torch.tensor([[-1.0, -1.0]], dtype=torch.float64)
     k = torch.tensor([[-0.5, -1.5]], dtype=torch.float64)
@@ -107,7 +124,7 @@ def test_row_11_rlsd(advantage, expected):
     torch.testing.assert_close(weights, torch.tensor([[expected]], dtype=torch.float64), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SAMPLED)
 def test_without_a_skill_only_the_grpo_term_is_left(name):
     inputs = batch(teacher_mask=torch.zeros(4, 7, dtype=torch.bool))
     grpo = (
@@ -120,7 +137,7 @@ def test_without_a_skill_only_the_grpo_term_is_left(name):
 @pytest.mark.parametrize("name", METHODS)
 def test_losses_are_per_token_and_masked(name):
     inputs = batch()
-    losses = method_losses(name, **inputs)
+    losses = method_losses(name, **inputs, **dists(inputs["response_mask"] & inputs["teacher_mask"]))
     method = METHODS[name]
     expected = {"policy": method.policy_gradient, "distill": method.term is not None}
     assert set(losses) == {key for key, present in expected.items() if present}
@@ -132,7 +149,7 @@ def test_losses_are_per_token_and_masked(name):
         assert losses["distill"][~inputs["teacher_mask"]].abs().sum() == 0
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SAMPLED)
 def test_a_teacher_is_asked_for_where_one_is_needed(name):
     inputs = batch(teacher_logp=None)
     if METHODS[name].needs_teacher:
@@ -141,6 +158,86 @@ def test_a_teacher_is_asked_for_where_one_is_needed(name):
                 function(name, **inputs)
     else:
         assert_closed_form(name, **inputs)
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_distributions(name):
+    inputs = batch(teacher_logp=None)
+    mask = inputs["response_mask"] & inputs["teacher_mask"]
+    given = dists(mask)
+    p = given["student_dist"].requires_grad_()
+    losses = method_losses(name, coef=0.7, **inputs, **given)
+    clean = {key: torch.where(mask[..., None], value, 0.0).detach() for key, value in given.items()}
+    expected = 0.7 * METHODS[name].term(**clean, response_mask=mask)  # pyright: ignore[reportCallIssue, reportOptionalCall]
+    torch.testing.assert_close(losses["distill"], expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(losses["policy"], method_losses("grpo", **inputs)["policy"], rtol=0, atol=0)
+    losses["distill"].sum().backward()
+    assert p.grad is not None and p.grad[mask].abs().sum() > 0 and p.grad[~mask].abs().sum() == 0
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_why_there_is_no_weight_a_token(name):
+    assert METHODS[name].no_closed_form
+    with pytest.raises(NoClosedForm, match=f"{name} has no weight a sampled token: its gradient falls on .* whole"):
+        token_weights(name, **batch())
+    with pytest.raises(ValueError, match=f"{name} needs student_dist and teacher_dist"):
+        method_losses(name, **batch())
+    assert not any(METHODS[other].no_closed_form for other in SAMPLED)
+
+
+def test_a_term_on_whole_distributions_of_ones_own_never_sees_masked_nan():
+    def variance(student_dist, teacher_dist, response_mask):
+        return (student_dist - teacher_dist).var(-1)
+
+    mine = Method("mine", "?", "Even log-ratios", skills="self", term=variance, whole=True, coef=0.3)
+    inputs = batch()
+    mask = inputs["response_mask"] & inputs["teacher_mask"]
+    given = dists(mask)
+    p = given["student_dist"].requires_grad_()
+    method_losses(mine, **inputs, **given)["distill"].sum().backward()
+    assert p.grad is not None and torch.isfinite(p.grad).all() and p.grad[~mask].abs().sum() == 0
+
+
+def test_the_topk_row_keeps_twenty_tokens():
+    mask = torch.ones(4, 7) > 0
+    given = dists(mask)
+    torch.testing.assert_close(
+        reverse_kl_top20(**given, response_mask=mask), reverse_kl_full(**given, response_mask=mask, top_k=20)
+    )
+    assert METHODS["reverse_kl_topk"].term is reverse_kl_top20
+
+
+def test_opid_weighs_step_skills_apart():
+    # A = 1, w = .1, Δ = .5 and -.5; the second token's skill is a step skill of half the weight: 1 + .05, 1 - .025
+    s = torch.tensor([[-1.0, -1.0]], dtype=torch.float64)
+    weights = token_weights(
+        replace(METHODS["opid"], coef=0.1, step_scale=0.5),
+        advantage=torch.ones(1, dtype=torch.float64),
+        student_logp=s,
+        teacher_logp=torch.tensor([[-0.5, -1.5]], dtype=torch.float64),
+        response_mask=s < 0,
+        step_mask=torch.tensor([[False, True]]),
+    )
+    torch.testing.assert_close(weights, torch.tensor([[1.05, 0.975]], dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", COMBINATIONS)
+def test_several_teachers_keep_the_closed_form(how):
+    inputs = batch()
+    k = torch.stack([inputs["teacher_logp"], inputs["teacher_logp"].flip(0)])  # NaN in other places
+    arrived = ~k.isnan() & inputs["response_mask"]
+    combined, some = combine_teachers(inputs["student_logp"], k, arrived, how=how)
+    inputs |= {"teacher_logp": combined, "teacher_mask": some}
+    assert_closed_form("several", coef=0.7, **inputs)
+    # One token, A = 1, s = -1; Δ = .5 and .2: σ(2.5) = .924142, σ(1) = .731059, of the mean σ(1.75) = .851953
+    s = torch.tensor([[-1.0]], dtype=torch.float64)
+    one, _ = combine_teachers(s, torch.stack([s + 0.5, s + 0.2]), torch.ones(2, 1, 1) > 0, how=how)
+    ones = torch.ones(1, dtype=torch.float64)
+    weights = token_weights(
+        "several", advantage=ones, student_logp=s, teacher_logp=one, response_mask=s < 0, coef=0.1
+    )
+    expected = {"mean": 1.0851953, "max": 1.0924142, "agreement": 1.0731059}[how]
+    torch.testing.assert_close(weights, torch.tensor([[expected]], dtype=torch.float64), rtol=0, atol=1e-6)
 
 
 def test_a_method_of_ones_own():
@@ -175,8 +272,9 @@ def test_ablations_are_one_switch():
 
 
 def test_the_table_is_complete_and_frozen():
-    needed = "grpo skill_grpo opsd grpo_opsd skill_sd rlsd sdar opid seed reverse_kl_sampled centred"
-    assert set(needed.split()) == set(METHODS) == set(ONE_TOKEN)
+    needed = "grpo skill_grpo opsd grpo_opsd skill_sd rlsd sdar opid seed reverse_kl_sampled centred several"
+    assert needed.split() == SAMPLED == list(ONE_TOKEN)
+    assert WHOLE == ["reverse_kl_full", "reverse_kl_topk", "forward_kl_full", "js_full"]
     assert {m.term for m in METHODS.values()} >= set(KINDS)
     assert [m.name for m in METHODS.values() if m.skill_in_prompt] == ["skill_grpo"]
     assert all(m.source and m.formula and m.title for m in METHODS.values())
@@ -206,6 +304,7 @@ def test_resolve_replaces_only_what_is_given():
         ({"teacher_logp": torch.zeros(4, 6)}, "teacher_logp has shape"),
         ({"teacher_mask": torch.ones(4, 7)}, "must be bool"),
         ({"teacher_mask": torch.ones(4, 6) > 0}, "response_mask has shape"),
+        ({"method": "opid", "step_mask": torch.ones(4, 7)}, "must be bool"),
         ({"response_mask": torch.ones(4, 7)}, "must be bool"),
         ({"advantage": torch.zeros(3)}, "advantages .* do not fit"),
         ({"behaviour_logp": torch.zeros(4, 6)}, "behaviour_logp has shape"),
@@ -220,10 +319,16 @@ def test_refusals(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"skills": "internet"}, 'skills must be "none", "library" or "self"'),
+        ({"skills": "internet"}, 'skills must be "none", "library", "self" or "both"'),
         ({"term": "gate"}, "unknown term 'gate'"),
         ({"shaping": "sqrt"}, "unknown shaping 'sqrt'"),
         ({"policy_gradient": False}, "nothing is trained"),
+        ({"whole": True, "term": "gated"}, "whole distributions must be a function"),
+        ({"step_scale": 1.0}, "shaping is None"),
+        ({"shaping": "opid", "step_scale": -1.0}, "step_scale must be finite and at least 0, got -1.0"),
+        ({"combine": "vote"}, "unknown combine 'vote'; choose one of mean, max, agreement"),
+        ({"teacher_decay": 1.5}, "teacher_decay must be finite and between 0 and 1, got 1.5"),
+        ({"teacher_decay": NAN}, "teacher_decay must be finite"),
     ],
 )
 def test_a_row_that_cannot_run_is_refused(change, message):

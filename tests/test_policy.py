@@ -13,7 +13,7 @@ from torch import nn
 from transformers import DynamicCache
 
 from seedkit.build import make_policy
-from seedkit.policy import ContextOverflow, Conversation, Layout, Policy, PolicyError, Sample, load_policy
+from seedkit.policy import ContextOverflow, Conversation, Layout, Policy, PolicyError, Sample, load_policy, sampled
 from seedkit.types import Skill, Task, Trajectory, Turn
 
 FIRST = (
@@ -269,6 +269,21 @@ def test_row_14_in_one_batch(policy, episode):
         response[row, where] = torch.tensor(sample.mask)
     together, _ = policy.logprobs(ids, attention, response)
     assert torch.allclose(together.detach(), alone, atol=1e-5, rtol=0)
+
+
+def test_whole_distributions_of_a_batch(policy, episode):
+    """`next_logp` in a padded batch is `distributions` row by row, and `sampled` picks `logprobs` out of it."""
+    samples = [policy.lay_out(dataclasses.replace(episode, turns=episode.turns[:n])) for n in (1, 3)]
+    padded = policy.pad(samples)
+    together = policy.next_logp(*padded, temperature=0.7)
+    alone = torch.cat([part for sample in samples for part in policy.distributions(sample, 0.7)])
+    assert together.requires_grad and together.shape[1] == policy.model.config.vocab_size
+    assert torch.allclose(together.detach(), alone, atol=1e-5, rtol=0)
+    assert torch.allclose(together.exp().sum(-1), torch.ones(len(together)), atol=1e-5)
+    for one, other in zip(
+        sampled(together, padded[0], padded[2]), policy.logprobs(*padded, temperature=0.7), strict=True
+    ):
+        assert torch.equal(one, other)
 
 
 def test_pads_may_hold_any_token(policy, episode):

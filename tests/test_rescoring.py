@@ -11,9 +11,9 @@ from seedkit.envs import make
 from seedkit.envs.household_games import household_task, sample_specs
 from seedkit.envs.household_skills import skill_text
 from seedkit.policy import ContextOverflow, PolicyError, Sample, load_policy
-from seedkit.rescoring import contrast, rescore
+from seedkit.rescoring import combine, contrast, critical, rescore
 from seedkit.rollout import collect
-from seedkit.types import Skill, Task, Trajectory, Turn
+from seedkit.types import Shifts, Skill, Task, Trajectory, Turn
 
 SKILL = Skill("find it, take it, go to its place and move it there.", {1: "open what is closed."})
 OTHER = Skill("Be kind and stay calm, the day is long.")
@@ -378,3 +378,78 @@ def test_contrast_kl_is_the_sum_over_the_vocabulary(policy, played):
 
 def test_contrast_without_a_skill_is_none(policy, played):
     assert contrast(policy, played[:2], [None, Skill(reason="null")]) == [None, None]
+
+
+# --- OPID's routing, several teachers
+
+STEPPED = Skill("find it, take it, go to its place and move it there.", {1: "open what is closed.", 2: "look."})
+
+
+def at(trajectory, *turns):
+    """Places of the sampled tokens of some turns."""
+    return [n for n, turn in enumerate(trajectory.turn_index) if turn in turns]
+
+
+def test_critical_first_scores_each_turn_under_one_skill_alone(policy, played):
+    longest = [t for t in played if len(t.turns) == 4]
+    routed = rescore(policy, longest, [STEPPED] * len(longest), critical_first=True)
+    alone = {
+        "episode": rescore(policy, longest, [Skill(STEPPED.episode)] * len(longest)),
+        1: rescore(policy, longest, [Skill(steps={1: STEPPED.steps[1]})] * len(longest)),
+        2: rescore(policy, longest, [Skill(steps={2: STEPPED.steps[2]})] * len(longest)),
+    }
+    together = rescore(policy, longest, [STEPPED] * len(longest))
+    assert longest
+    for n, t in enumerate(longest):
+        for source, turns in (("episode", (0, 3)), (1, (1,)), (2, (2,))):
+            expected, places = alone[source][n].teacher_logp, at(t, *turns)
+            assert places and close([routed[n].teacher_logp[p] for p in places], [expected[p] for p in places])
+        assert not close(routed[n].teacher_logp, together[n].teacher_logp)  # step skills do not leak into later turns
+        assert routed[n].skill_tokens == sum(shifts[n].skill_tokens for shifts in alone.values())
+        assert all(routed[n].mask) and routed[n].skill_id == STEPPED.id
+        assert critical(t, STEPPED) == tuple(turn in (1, 2) for turn in t.turn_index)
+
+
+def test_critical_first_leaves_turns_without_any_skill_alone(policy, played):
+    trajectory = next(t for t in played if len(t.turns) == 4)
+    (routed,) = rescore(policy, [trajectory], [Skill(steps={1: "look.", 2: " ", 9: "look."})], critical_first=True)
+    assert [n for n, m in enumerate(routed.mask) if m] == at(trajectory, 1)
+    others = at(trajectory, 0, 2, 3)
+    assert [routed.delta[n] for n in others] == [0.0] * len(others)
+    (nobody,) = rescore(policy, [trajectory], [Skill(reason="null")], critical_first=True)
+    assert not any(nobody.mask) and nobody.reason == "null"
+    blank = Skill(OTHER.episode, {2: " "})  # says nothing of turn 2, which is left to the episode skill
+    assert rescore(policy, [trajectory], [blank], critical_first=True)[0].mask == (True,) * len(
+        trajectory.response_ids
+    )
+    assert not any(critical(trajectory, Skill(steps={1: "look."}, reason="null")) + critical(trajectory, None))
+
+
+def test_without_step_skills_the_routing_changes_nothing(policy, played):
+    for one, other in zip(
+        rescore(policy, played, [OTHER] * len(played)),
+        rescore(policy, played, [OTHER] * len(played), critical_first=True),
+        strict=True,
+    ):
+        assert one == other
+
+
+def test_several_teachers_become_one(policy, played, shifts):
+    others = rescore(policy, played, [OTHER] * (len(played) - 1) + [Skill(reason="null")])
+    both = combine([shifts, others], "agreement")
+    for n, (one, first, second) in enumerate(zip(both, shifts, others, strict=True)):
+        assert (one.response_ids, one.student_logp, one.turn) == (first.response_ids, first.student_logp, first.turn)
+        assert one.skill_tokens == first.skill_tokens + second.skill_tokens
+        if n == len(played) - 1:  # only the first skill arrived
+            assert close(one.teacher_logp, first.teacher_logp) and one.skill_id == first.skill_id
+            continue
+        assert one.skill_id == f"{first.skill_id}+{second.skill_id}"
+        for a, b, got in zip(first.delta, second.delta, one.delta, strict=True):
+            assert got == pytest.approx(min(a, b, key=abs) if a * b > 0 else 0.0, abs=1e-9)
+    assert combine([shifts]) == shifts
+
+
+def test_several_teachers_of_whom_none_arrived():
+    silent = Shifts("t", (1, 2), (0, 0), (-1.0, -2.0), (-1.0, -2.0), (False, False), 0, reason="null")
+    (one,) = combine([[silent], [dataclasses.replace(silent, reason="no match")]])
+    assert not any(one.mask) and one.reason == "null" and one.skill_id is None and one.skill_tokens == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -12,18 +13,21 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from seedkit.analyzer import RuleAnalyzer, SkillLibrary
+from seedkit.analyzer import PlaceboAnalyzer, PolicyAnalyzer, RuleAnalyzer, SkillLibrary
 from seedkit.envs import make, spread
 from seedkit.io import DataError, read_ledger, read_records
-from seedkit.methods import METHODS
-from seedkit.policy import load_policy
+from seedkit.methods import METHODS, Method, method_losses
+from seedkit.policy import Policy, load_policy
+from seedkit.rescoring import combine, contrast, critical, rescore
 from seedkit.rollout import collect
 from seedkit.train import (
+    LEFT_OUT,
     RunError,
     Stage1Config,
     Stage2Config,
@@ -97,20 +101,186 @@ def test_two_runs_agree_bit_for_bit(env, tasks):
     assert plain(other) != plain(a)
 
 
-def test_seed_without_its_term_is_grpo_bit_for_bit(env, tasks):
-    grpo, seed = tiny(), tiny()
-    stage2(grpo, env, tasks, replace(SMALL, method="grpo"))
-    stage2(seed, env, tasks, replace(SMALL, method="seed", coef=0.0))
-    assert same_weights(grpo, seed)
-    full = tiny()
-    stage2(full, env, tasks, replace(SMALL, method="seed", coef=0.3))
-    assert not same_weights(grpo, full)
+class StepWriter:
+    """The library's skill, and a step skill for every second turn."""
+
+    author = "step writer"
+
+    def write_skills(self, trajectories):
+        skills = SkillLibrary().write_skills(trajectories)
+        steps = [{n: "open what is closed." for n in range(1, len(t.turns), 2)} for t in trajectories]
+        return [replace(skill, steps=s) for skill, s in zip(skills, steps, strict=True)]
 
 
-def test_the_update_does_not_depend_on_micro_batches(env, tasks, monkeypatch):
-    from seedkit.policy import Policy
+@pytest.fixture(scope="module")
+def by_grpo(env, tasks):
+    policy = tiny()
+    stage2(policy, env, tasks, replace(SMALL, method="grpo"))
+    return policy
 
-    config = replace(SMALL, method="sdar", updates=1, coef=0.3)
+
+@pytest.mark.parametrize("name", ["seed", "rlsd", "opid", "sdar", "reverse_kl_full", "several"])
+def test_without_its_weight_a_method_is_grpo_bit_for_bit(env, tasks, by_grpo, name):
+    """λ = 0; RLSD's μ = 0; OPID's w = 0 for episode and step skills."""
+    policy = tiny()
+    analyzer = StepWriter() if name == "opid" else None
+    rows = stage2(policy, env, tasks, replace(SMALL, method=name, coef=0.0), analyzer=analyzer)
+    assert same_weights(by_grpo, policy) and rows[0]["abs_shift"] > 0
+    assert not same_weights(by_grpo, tiny())
+
+
+@pytest.mark.parametrize("name", ["seed", "rlsd", "opid", "reverse_kl_full"])
+def test_with_its_weight_a_method_is_not_grpo(env, tasks, by_grpo, name):
+    policy = tiny()
+    stage2(policy, env, tasks, replace(SMALL, method=name, coef=0.3))
+    assert not same_weights(by_grpo, policy)
+
+
+def test_a_flat_gate_is_half_of_ungated_distillation_bit_for_bit(env, tasks):
+    flat, plain_half = tiny(), tiny()
+    stage2(flat, env, tasks, replace(SMALL, method="sdar", beta=0.0, coef=0.2))
+    stage2(plain_half, env, tasks, replace(SMALL, method="grpo_opsd", coef=0.1))
+    assert same_weights(flat, plain_half)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_of_the_table_trains(env, tasks, name):
+    policy = tiny()
+    (row,) = stage2(policy, env, tasks, replace(SMALL, method=name, updates=1))
+    numbers = [v for v in row.values() if isinstance(v, (int, float))]
+    assert all(math.isfinite(v) for v in numbers)
+    if METHODS[name].term:
+        assert row["supervised"] > 0 and row["loss_distill"] != 0 and not same_weights(policy, tiny())
+
+
+def test_whole_distributions_are_those_of_both_contexts_at_one_temperature(env, tasks, monkeypatch):
+    start, heats, seen, next_logp = tiny(), set(), [], Policy.next_logp
+
+    def spy(self, *padded, temperature):
+        heats.add(temperature)
+        return next_logp(self, *padded, temperature=temperature)
+
+    monkeypatch.setattr(Policy, "next_logp", spy)
+    config = replace(SMALL, method="reverse_kl_full", updates=1, coef=1.0, temperature=0.8, kl_coef=0.0)
+    (row,) = stage2(tiny(), env, tasks, config, analyzer=SkillLibrary(), on_update=lambda *a: seen.append(a))
+    assert heats == {0.8}
+    trajectories = seen[0][1]
+    found = contrast(start, trajectories, SkillLibrary().write_skills(trajectories))
+    exact = sum(float(one.kl.sum()) for one in found if one is not None)
+    assert row["loss_distill"] == pytest.approx(exact / (8 * row["tokens"]), rel=1e-4) and exact > 0
+
+
+def test_opid_tells_step_skills_from_episode_skills(env, tasks, monkeypatch):
+    calls = []
+    monkeypatch.setattr("seedkit.train.method_losses", lambda *a, **k: (calls.append(k), method_losses(*a, **k))[1])
+    seen = []
+    config = replace(SMALL, method="opid", updates=1)
+    stage2(tiny(), env, tasks, config, analyzer=StepWriter(), on_update=lambda *a: seen.append(a))
+    trajectories, shifts = seen[0][1:]
+    skills = StepWriter().write_skills(trajectories)
+    marked = sum(int(k["step_mask"].sum()) for k in calls)
+    assert marked == sum(sum(critical(t, s)) for t, s in zip(trajectories, skills, strict=True)) > 0
+    behaviour = [t.behaviour_logp for t in trajectories]
+    assert shifts == rescore(tiny(), trajectories, skills, student_logp=behaviour, critical_first=True)
+
+
+def test_several_teachers_train_and_one_skill_is_all_some_methods_take(env, tasks):
+    seen = []
+    config = replace(SMALL, method="several", updates=1)
+    stage2(tiny(), env, tasks, config, on_update=lambda *a: seen.append(a))
+    _, trajectories, shifts = seen[0]
+    writers = PolicyAnalyzer(start := tiny()), SkillLibrary()
+    behaviour = [t.behaviour_logp for t in trajectories]
+    parts = [rescore(start, trajectories, w.write_skills(trajectories), student_logp=behaviour) for w in writers]
+    assert shifts == combine(parts, "agreement") != combine(parts, "mean")
+    two = [SkillLibrary(), RuleAnalyzer()]
+    for name in ("reverse_kl_full", "opid"):
+        with pytest.raises(RunError, match=f"{name} takes one skill a trajectory, not 2"):
+            stage2(tiny(), env, tasks, replace(SMALL, method=name), analyzer=two)
+    with pytest.raises(RunError, match="mine has a teacher but says not where its skills come from"):
+        stage2(tiny(), env, tasks, SMALL, method=Method("mine", "?", "?", term="plain", coef=1.0))
+
+
+def test_failed_trajectories_only(env, tasks):
+    seen = []
+    config = Stage2Config(updates=1, tasks=6, group=4)
+    method = replace(METHODS["seed"], failed_only=True)
+    (row,) = stage2(
+        tiny(), env, tasks, config, method=method, analyzer=SkillLibrary(), on_update=lambda *a: seen.append(a)
+    )
+    _, trajectories, shifts = seen[0]
+    assert 0 < sum(t.success for t in trajectories) < 24
+    assert [any(s.mask) for s in shifts] == [not t.success for t in trajectories]
+    assert row["skills"] == {
+        "ok": sum(not t.success for t in trajectories),
+        LEFT_OUT: sum(t.success for t in trajectories),
+    }
+
+
+def test_a_placebo_trains_and_names_no_workflow(env, tasks):
+    placebo = PlaceboAnalyzer(SkillLibrary(), "irrelevant")  # the library itself names the right one every time
+    (row,) = stage2(tiny(), env, tasks, replace(SMALL, updates=1), analyzer=placebo)
+    assert row["skill_accuracy"] == 0.0 and row["supervised"] == 1.0 and row["abs_shift"] > 0
+
+
+# --- the teacher: live, EMA, frozen
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.75, 1.0])
+def test_who_teaches(env, tasks, tmp_path, decay):
+    policy, seen, taught_by = tiny(), [tiny()], []
+
+    def look(row, trajectories, shifts):
+        seen.append(policy.clone())
+        taught_by.append({s.policy_version for s in shifts})
+
+    method = replace(METHODS["seed"], teacher_decay=decay, coef=0.3)
+    stage2(policy, env, tasks, SMALL, method=method, run=tmp_path, on_update=look)
+    start, first, second = (p.model.state_dict() for p in seen)
+    assert taught_by[0] == {seen[0].version}
+    kept = tmp_path / "checkpoints" / "last" / "teacher"
+    if decay in (0.0, 1.0):  # the live policy, the one we started with: neither needs a copy
+        assert taught_by[1] == {seen[0 if decay else 1].version} and not kept.exists()
+        return
+    assert not taught_by[1] & {p.version for p in seen}
+    for name, weights in load_policy(kept).model.state_dict().items():
+        expected = 0.75 * (0.75 * start[name] + 0.25 * first[name]) + 0.25 * second[name]
+        torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)
+        assert name.endswith("norm.weight") or not torch.equal(weights, start[name])
+
+
+@pytest.mark.parametrize("decay", [0.5, 1.0])
+def test_a_resumed_teacher_is_the_one_that_was_there(env, tasks, tmp_path, decay):
+    class Stop(Exception):
+        pass
+
+    def stop(row, trajectories, shifts):
+        if row["update"] == 1:
+            raise Stop
+
+    method = replace(METHODS["seed"], teacher_decay=decay, coef=0.3)
+    config = replace(SMALL, updates=3, max_steps=6, lr=1e-3)
+    known: dict[str, Any] = {"env": env, "tasks": tasks, "config": config, "method": method}
+    whole, broken = tiny(), tiny()
+    rows = stage2(whole, **known, run=tmp_path / "whole")
+    with pytest.raises(Stop):
+        stage2(broken, **known, run=tmp_path / "broken", on_update=stop)
+    again = tiny()
+    assert plain(stage2(again, **known, run=tmp_path / "broken", resume=True)) == plain(rows)
+    assert same_weights(whole, again)
+    if decay < 1:
+        one, other = (
+            load_policy(tmp_path / name / "checkpoints" / "last" / "teacher") for name in ("whole", "broken")
+        )
+        assert same_weights(one, other) and not same_weights(one, whole)
+    known["method"] = METHODS["seed"]  # with another teacher it is another run
+    with pytest.raises(RunError, match="method"):
+        stage2(tiny(), **known, run=tmp_path / "whole", resume=True)
+
+
+@pytest.mark.parametrize("name", ["sdar", "reverse_kl_full"])
+def test_the_update_does_not_depend_on_micro_batches(env, tasks, monkeypatch, name):
+    config = replace(SMALL, method=name, updates=1, coef=0.3)
     whole = tiny()
     stage2(whole, env, tasks, config)
     batches = Policy.batches
@@ -167,6 +337,28 @@ def test_a_method_and_an_analyzer_of_ones_own(env, tasks):
     assert rows[0]["loss_distill"] != 0.0
 
 
+def own_method(env, tasks):
+    def trust(student_logp, teacher_logp, response_mask, *, beta, behaviour_logp):
+        """Follow the teacher, but no token by more than a nat."""
+        return (teacher_logp - student_logp).clamp(-1, 1).detach() * -student_logp
+
+    mine = Method(
+        "trust",
+        "A + λ·clip(Δ, -1, 1)",
+        "The sampled reverse KL, cut",
+        skills="self",
+        term=trust,
+        coef=0.1,
+    )
+    return stage2(tiny(), env, tasks, replace(SMALL, updates=1), method=mine)
+
+
+def test_a_readers_own_method_takes_fifteen_lines(env, tasks):
+    assert len(inspect.getsource(own_method).splitlines()) <= 15 + 1  # and the line that names the function
+    (row,) = own_method(env, tasks)
+    assert row["loss_distill"] != 0.0 and row["supervised"] > 0
+
+
 def test_skill_grpo_puts_the_skill_into_the_students_prompt(env, tasks):
     seen = []
     stage2(tiny(), env, tasks, replace(SMALL, method="skill_grpo", updates=1), on_update=lambda *a: seen.append(a))
@@ -201,6 +393,7 @@ def test_alarms_name_each_sign_of_collapse():
     ):
         found = alarms(fine | change, [fine])
         assert len(found) == 1 and word in found[0]
+    assert alarms(fine | {"supervised": 0.25, "skills": {"ok": 2, LEFT_OUT: 6}}, [fine]) == []  # as was asked for
 
 
 @pytest.mark.parametrize(
@@ -242,6 +435,8 @@ def test_a_run_directory_holds_everything_and_is_not_overwritten(env, tasks, tmp
     protocol, metrics = read_run(run)
     assert metrics == json.loads(json.dumps(rows))
     assert protocol["config"]["method"] == "seed" and protocol["config"]["beta"] == 5.0
+    assert protocol["method"]["term"] == "gated" and protocol["method"]["teacher_decay"] == 0.0
+    assert protocol["analyzers"] == ["policy"]
     assert {p.name for p in (run / "checkpoints").iterdir()} == {"first", "last", "best", "0001", "0002"}
     assert same_weights(load_policy(run / "checkpoints" / "last"), policy)
     assert same_weights(load_policy(run / "checkpoints" / "first"), tiny())

@@ -15,6 +15,7 @@ import pytest
 import torch
 from seedkit.widgets import SkillInspector, ViewError, token_classes  # pyright: ignore[reportMissingImports]
 from seedkit.widgets.export import visible  # pyright: ignore[reportMissingImports]
+from seedkit.widgets.inspector import SHOWN  # pyright: ignore[reportMissingImports]
 from seedkit.widgets.signals import Vocabulary, advantages_of  # pyright: ignore[reportMissingImports]
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -109,7 +110,7 @@ def test_vocabulary_of_sentencepiece_bytes():
 # --- numbers
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", SHOWN)
 def test_the_frame_holds_what_the_methods_say(name):
     view = SkillInspector.read(RIGHT, method=name, beta=None, coef=None)
     view.trajectory = 2
@@ -170,6 +171,14 @@ def test_a_nan_teacher_and_no_skill_leave_the_policy_gradient():
 
 
 # --- what cannot be shown
+
+
+def test_methods_on_the_whole_vocabulary_are_left_out_with_the_reason():
+    assert {"reverse_kl_full", "js_full"} <= METHODS.keys() - SHOWN.keys()
+    with pytest.raises(ViewError, match="reverse_kl_full has no weight a sampled token to show: its gradient"):
+        small(method="reverse_kl_full", beta=None, coef=None)
+    with pytest.raises(ViewError, match="step_scale 2; steps cannot"):
+        small(method=replace(METHODS["opid"], step_scale=2.0), beta=None, coef=None)
 
 
 def test_lists_that_do_not_fit_are_named():

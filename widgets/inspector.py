@@ -31,6 +31,10 @@ BUFFERS = (
 )
 
 
+SHOWN = {name: method for name, method in METHODS.items() if method.no_closed_form is None}
+"""Methods with one weight a sampled token; the others act on the whole vocabulary at once."""
+
+
 class _View(anywidget.AnyWidget):
     """The buffers that every view of signals has."""
 
@@ -79,7 +83,8 @@ class SkillInspector(_View):
     token (index of the current response token, -1 for none), selection (indices of the chosen ones).
 
     Raises:
-        ViewError: lists of different lengths or names, an unknown token class, no way to read the tokens.
+        ViewError: lists of different lengths or names, an unknown token class, no way to read the tokens, a method
+            without one weight a sampled token.
     """
 
     trajectory = traitlets.Int(0, min=0).tag(sync=True)
@@ -114,6 +119,10 @@ class SkillInspector(_View):
         options = {"checkpoints": checkpoints, "contrasts": contrasts, "advantages": advantages, "ledger": ledger}
         self.signals = Signals(trajectories, shifts, skills=skills, policy=policy, classes=classes, **options)
         chosen = resolve(method, beta=beta, coef=coef)
+        if chosen.no_closed_form:
+            raise ViewError(f"{chosen.name} has no weight a sampled token to show: {chosen.no_closed_form}")
+        if chosen.step_scale not in (None, 1.0):
+            raise ViewError(f"{chosen.name}: step_scale {chosen.step_scale:g}; steps cannot be weighed apart here")
         self._own = None if isinstance(method, str) else chosen
         super().__init__(
             skill=next(iter(self.signals.shifts), ""),
@@ -153,10 +162,10 @@ class SkillInspector(_View):
 
     def _method(self) -> Method:
         """The method that is chosen, with its own β and λ."""
-        return self._own if self._own is not None and self.method == self._own.name else METHODS[self.method]
+        return self._own if self._own is not None and self.method == self._own.name else SHOWN[self.method]
 
     def _methods(self) -> list[Method]:
-        named = [m for m in METHODS.values() if self._own is None or m.name != self._own.name]
+        named = [m for m in SHOWN.values() if self._own is None or m.name != self._own.name]
         return [*named, self._own] if self._own else named
 
     def _data(self) -> dict[str, Any]:

@@ -8,10 +8,10 @@ import re
 import pytest
 from conftest import RECORDED, show
 from seedkit.widgets import SkillInspector  # pyright: ignore[reportMissingImports]
+from seedkit.widgets.inspector import SHOWN  # pyright: ignore[reportMissingImports]
 from seedkit.widgets.signals import advantages_of  # pyright: ignore[reportMissingImports]
 from signals import HOSTILE, SKILL, hostile, shifts, trajectory
 
-from seedkit.methods import METHODS
 from seedkit.types import Skill
 
 MARKED = """e => [...e.querySelectorAll('.sk-block span:not(.o, .e)')]
@@ -65,9 +65,9 @@ def test_every_control_by_mouse(opened):
     tokens.nth(5).click()
     view.token = 5
     assert agrees(root, view)
-    for name in METHODS:
+    for name in SHOWN:
         root.get_by_label("method", exact=True).select_option(name)
-        view.method, view.beta, view.coef = name, METHODS[name].beta, METHODS[name].coef
+        view.method, view.beta, view.coef = name, SHOWN[name].beta, SHOWN[name].coef
         assert agrees(root, view), name
     root.get_by_label("method", exact=True).select_option("seed")
     view.method, view.beta, view.coef = "seed", 5.0, 0.01
@@ -168,8 +168,8 @@ def test_every_control_by_keyboard(opened):
     assert agrees(root, view)
     root.get_by_label("method", exact=True).focus()
     page.keyboard.press("ArrowUp")
-    view.method = list(METHODS)[list(METHODS).index("seed") - 1]
-    view.beta, view.coef = METHODS[view.method].beta, METHODS[view.method].coef
+    view.method = list(SHOWN)[list(SHOWN).index("seed") - 1]
+    view.beta, view.coef = SHOWN[view.method].beta, SHOWN[view.method].coef
     assert agrees(root, view)
     root.get_by_label("checkpoint", exact=True).focus()
     page.keyboard.press("ArrowRight")

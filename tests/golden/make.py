@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from seedkit.widgets.inspector import SHOWN  # pyright: ignore[reportMissingImports]
 from seedkit.widgets.signals import token_numbers  # pyright: ignore[reportMissingImports]
-
-from seedkit.methods import METHODS
 
 FILE = Path(__file__).parent / "inspector.parquet"
 SETTINGS = ((5.0, None), (1.5, 0.7))
@@ -43,7 +42,7 @@ def frame() -> pd.DataFrame:
     """Inputs; Δ; the gate at each β; weight and loss of every method at each setting."""
     columns = given = inputs()
     for beta, coef in SETTINGS:
-        for method in METHODS.values():
+        for method in SHOWN.values():
             values = token_numbers(method, **given, beta=beta, coef=method.coef if coef is None else coef)
             columns = columns | {"delta": values["delta"], f"gate {beta}": values["gate"]}
             columns |= {f"{name} {method.name} {beta} {coef}": values[name] for name in ("weight", "loss")}
