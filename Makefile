@@ -27,6 +27,7 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/household.py
+	$(BIN)/python benchmarks/inspector.py
 
 # alfworld brings fast-downward-textworld and jericho, which pip builds from source: hence the compilers.
 $(READY): pyproject.toml constraints.txt

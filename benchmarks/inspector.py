@@ -16,8 +16,9 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "browser"))
 from conftest import QUIET, Tab, running_lab  # noqa: E402
-from seedkit.widgets import SkillInspector  # noqa: E402  # pyright: ignore[reportMissingImports]
 from signals import SKILL, long, shifts  # noqa: E402
+
+from seedkit.widgets import SkillInspector  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 REPEATS = 5
 # Draw the page's own data again and again; a step is over when the browser has painted it.

@@ -152,7 +152,10 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _inspect(options: argparse.Namespace) -> None:
-    from seedkit.widgets.page import inspect  # pyright: ignore[reportMissingImports]
+    try:
+        from seedkit.widgets.page import inspect  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError as error:
+        raise ValueError(f"the inspector needs {error.name}: pip install 'seedkit[notebook]'") from error
 
     names = ("update", "trajectory", "skill", "model", "method")
     print(inspect(options.source, options.out, **{name: getattr(options, name) for name in names}))

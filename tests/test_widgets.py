@@ -13,10 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from seedkit.widgets import SkillInspector, ViewError, token_classes  # pyright: ignore[reportMissingImports]
-from seedkit.widgets.export import visible  # pyright: ignore[reportMissingImports]
-from seedkit.widgets.inspector import SHOWN  # pyright: ignore[reportMissingImports]
-from seedkit.widgets.signals import Vocabulary, advantages_of  # pyright: ignore[reportMissingImports]
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -26,6 +22,10 @@ from seedkit.methods import METHODS, Method, token_weights
 from seedkit.policy import load_policy
 from seedkit.rescoring import contrast, rescore
 from seedkit.types import Skill
+from seedkit.widgets import SkillInspector, ViewError, token_classes  # pyright: ignore[reportMissingImports]
+from seedkit.widgets.export import visible  # pyright: ignore[reportMissingImports]
+from seedkit.widgets.inspector import SHOWN  # pyright: ignore[reportMissingImports]
+from seedkit.widgets.signals import Vocabulary, advantages_of  # pyright: ignore[reportMissingImports]
 
 sys.path.insert(0, str(Path(__file__).parent / "browser"))
 from signals import HOSTILE, SKILL, hostile, shifts, trajectory

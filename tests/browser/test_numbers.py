@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+
 from seedkit.widgets.inspector import SHOWN, method_spec  # pyright: ignore[reportMissingImports]
 
 SPEC = importlib.util.spec_from_file_location("golden", Path(__file__).parents[1] / "golden" / "make.py")

@@ -7,12 +7,12 @@ import re
 
 import pytest
 from conftest import RECORDED, show
-from seedkit.widgets import SkillInspector  # pyright: ignore[reportMissingImports]
-from seedkit.widgets.inspector import SHOWN  # pyright: ignore[reportMissingImports]
-from seedkit.widgets.signals import advantages_of  # pyright: ignore[reportMissingImports]
 from signals import HOSTILE, SKILL, hostile, shifts, trajectory
 
 from seedkit.types import Skill
+from seedkit.widgets import SkillInspector  # pyright: ignore[reportMissingImports]
+from seedkit.widgets.inspector import SHOWN  # pyright: ignore[reportMissingImports]
+from seedkit.widgets.signals import advantages_of  # pyright: ignore[reportMissingImports]
 
 MARKED = """e => [...e.querySelectorAll('.sk-block span:not(.o, .e)')]
   .flatMap((s, i) => (s.classList.contains('sel') ? [i] : []))"""

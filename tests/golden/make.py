@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+
 from seedkit.widgets.inspector import SHOWN  # pyright: ignore[reportMissingImports]
 from seedkit.widgets.signals import token_numbers  # pyright: ignore[reportMissingImports]
 

@@ -197,13 +197,13 @@ class Data {
     return n === undefined ? new Uint8Array(0) : this.vocabulary.subarray(n ? this.vocabulary_ends[n - 1] : 0, this.vocabulary_ends[n]);
   }
 
-  /** Whole text of a token, or null when its bytes are only part of a character. */
+  /** Text of a token, or null when its bytes are part of a character. */
   text(id) {
     if (!this.shown.has(id)) this.shown.set(id, decode(this.bytes(id)));
     return this.shown.get(id);
   }
 
-  /** The response tokens of a trajectory under a skill: views into the buffers. */
+  /** The response tokens of a trajectory under a skill. */
   signals(number, skill) {
     const t = this.meta.trajectories[number];
     const [from, to] = [t.response_start, t.response_end];
@@ -1194,6 +1194,7 @@ function render({ model, el }) {
   const root = h("div");
   el.append(root);
   const view = new Inspector(model, root);
+  requestAnimationFrame(() => view.current && view.reveal(view.current));
   return () => view.destroy();
 }
 
