@@ -13,7 +13,8 @@ from seedkit.rescoring import contrast
 from seedkit.widgets import SkillInspector
 folder = {str(ROOT)!r} + "/data/trajectories/household-"
 policy = load_policy("household-tiny")
-recorded = SkillInspector.read({{name: f"{{folder}}{{name}}.jsonl" for name in ("right", "wrong")}}, policy=policy).signals
+files = {{name: f"{{folder}}{{name}}.jsonl" for name in ("right", "wrong")}}
+recorded = SkillInspector.read(files, policy=policy).signals
 others = {{name: contrast(policy, recorded.trajectories, skills) for name, skills in recorded.skills.items()}}
 given = {{"skills": recorded.skills, "contrasts": others, "policy": policy, "height": 350}}"""
 SHOW = """view = SkillInspector(recorded.trajectories, recorded.shifts, **given)

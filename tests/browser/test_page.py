@@ -234,6 +234,7 @@ def test_scrolled_away_and_back_colours_stay(opened):
     away = text.evaluate(classes)
     assert all(away[-20:])
     root.get_by_label("colour", exact=True).select_option("student")  # while the first turns are out of sight
+    assert text.evaluate(classes)[-20:] != away[-20:]  # and the last ones in sight
     text.evaluate("e => { e.scrollTop = 0; }")
     root.page.wait_for_timeout(200)
     root.get_by_label("colour", exact=True).select_option("gate")
@@ -335,7 +336,8 @@ def test_hostile_tokens_stay_inert_and_visible_and_copy_as_they_were(open_tab, t
         "مرحبا",
     ):
         assert word in shown, word
-    marks = text.locator(".e").evaluate_all("es => es.map((e) => e.dataset.e)")
+    marks = text.locator("span:not(.o) > .e").evaluate_all("es => es.map((e) => e.dataset.e)")
+    assert {"\\u202E", "\\u0000"} <= set(text.locator(".o .e").evaluate_all("es => es.map((e) => e.dataset.e)"))
     for mark in (
         "\\u202E",
         "\\u202C",

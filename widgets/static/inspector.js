@@ -415,8 +415,7 @@ class Inspector {
     }
     if (fresh) this.layOut();
     this.compute();
-    this.rankShifts();
-    this.paint();
+    this.order = null;
     this.showState();
     this.showLegend();
     this.showBooks();
@@ -599,6 +598,7 @@ class Inspector {
     }
   }
 
+  /** Colour the blocks in sight; the others when they come. */
   paint() {
     const scale = (name) => {
       if (!name || !this.values[name]) return null;
@@ -710,10 +710,7 @@ class Inspector {
 
   showSelection() {
     this.selected = new Set(this.get("selection"));
-    for (const block of this.blocks) {
-      block.dirty = true;
-      if (this.seen.has(block)) this.paintBlock(block);
-    }
+    this.paint();
     const n = this.selected.size;
     this.chosen.value = n ? `${n} token${n > 1 ? "s" : ""} selected` : "click a cell or drag over bars to select tokens";
     this.controls.clear.hidden = !n;
@@ -725,14 +722,11 @@ class Inspector {
     if (tokens.length) this.go(tokens[0], false);
   }
 
-  /** Tokens by size of Δ, largest first, and each one's place in that order. */
-  rankShifts() {
-    const size = (i) => (Number.isFinite(this.values.delta[i]) ? Math.abs(this.values.delta[i]) : -1);
-    this.order = Array.from({ length: this.count }, (_, i) => i).sort((a, b) => size(b) - size(a) || a - b);
-  }
-
+  /** To the token before or after the current one in the order of |Δ|, largest first. */
   jump(step) {
     if (!this.count) return;
+    const size = (i) => (Number.isFinite(this.values.delta[i]) ? Math.abs(this.values.delta[i]) : -1);
+    this.order ??= Array.from({ length: this.count }, (_, i) => i).sort((a, b) => size(b) - size(a) || a - b);
     const at = this.order.indexOf(this.get("token"));
     this.go(this.order[at < 0 ? 0 : clamp(at + step, 0, this.count - 1)]);
   }
