@@ -477,7 +477,8 @@ def write_card(out: Path, policy: Policy, recipe: Recipe, found: dict[str, Any],
         lines.append(f"| {name} | {mean:.1f} [{low:.1f}, {high:.1f}] | {kinds} |")
     rows = {"before Stage 1": found["analyzer"]["before"]}
     rows |= {f"after Stage 1, run {n}": row for n, row in enumerate(found["analyzer"]["after"], 1)}
-    analyses = [f"| {name} | " + " | ".join(f"{100 * v:.0f}" for v in row.values()) + " |" for name, row in rows.items()]
+    shares = {name: " | ".join(f"{100 * v:.0f}" for v in row.values()) for name, row in rows.items()}
+    analyses = [f"| {name} | {share} |" for name, share in shares.items()]
     kinds = sorted(KINDS)
     protocol = found["arms"]["unprompted"].protocol
     settings = ", ".join(f"{k} {v}" for k, v in asdict(recipe).items())

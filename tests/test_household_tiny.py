@@ -15,7 +15,7 @@ FOLDER = data_dir() / "policies" / "household-tiny"
 
 @pytest.fixture(scope="module")
 def found():
-    """216 episodes of `valid_unseen` an arm at T = 0.4, and the analyzer before and after Stage 1."""
+    """216 episodes of `valid_unseen` an arm at T = 0.4, and the analyzer before and after two Stage 1 runs."""
     return examine(load_policy("household-tiny"))
 
 
@@ -44,8 +44,10 @@ def test_a_wrong_skill_is_followed(found):
 
 def test_after_stage1_the_analyzer_names_the_right_workflow(found):
     before, after = found["analyzer"]["before"], found["analyzer"]["after"]
-    assert set(after) == {"clean", "cool", "heat", "look", "pick", "two"}
-    assert min(after.values()) >= 0.85, after
+    assert len(after) == 2  # Stage 1 twice, with other episodes and another order
+    for run in after:
+        assert set(run) == {"clean", "cool", "heat", "look", "pick", "two"}
+        assert min(run.values()) >= 0.85, after
     assert sum(before.values()) / 6 < 0.5  # otherwise Stage 1 would have nothing to teach
 
 
