@@ -51,7 +51,7 @@ class Stage1Config:
     """AdamW step size, for a policy of a few million parameters."""
     batch_size: int = 4
     """Trajectories a step."""
-    anchor: float = 1.0
+    anchor: float = 0.3
     """Weight of staying near the starting policy at the episodes' own moves (not in SEED); 0 leaves it out."""
     seed: int = 0
     """Order of the examples."""

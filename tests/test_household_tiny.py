@@ -58,7 +58,7 @@ def test_stage1_does_not_cost_play(found):
 
 
 def test_the_card_is_true(found):
-    """Each success figure of the card, but for those after Stage 1, is what was measured here; two points for another machine's arithmetic."""
+    """Success before Stage 1 is what the card says; two points for another machine's arithmetic."""
     card = (FOLDER / "README.md").read_text(encoding="utf-8")
     policy = load_policy("household-tiny")
     assert f"`{policy.version}`" in card
