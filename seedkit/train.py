@@ -2,7 +2,8 @@
 
 Implements: SFT on trajectory → skill; the loop collect → analyze → rescore → gate → update; a run directory that
 survives `kill -9` and resumes to the same numbers. Deviates: one gradient step a batch (on-policy), rewards of 0/1
-instead of 0/10 with the invalid-action penalty scaled alike. Leaves out: LoRA, several GPUs (see TRL for scale).
+instead of 0/10 with the invalid-action penalty scaled alike; an anchor in Stage 1. Leaves out: LoRA, several GPUs
+(see TRL for scale).
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ def stage1(
         One row a step: step, epoch, loss (cross-entropy alone), drift (mean d²/2 before the step; also at anchor 0).
 
     Source: SEED, Stage 1 (180 tasks × 8 rollouts, 3 epochs).
-    Deviates: the anchor. Writing and playing share a tiny policy's weights, and without it play gets worse (LOG.md).
+    Deviates: the anchor. Writing and playing share a tiny policy's weights; without it play is unlearnt (LOG.md).
     """
     check(config)
     if len(skills) != len(trajectories):
