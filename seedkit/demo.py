@@ -28,7 +28,7 @@ METHODS = ("grpo", "seed")
 
 
 def demo(
-    folder: Path, *, updates: int = 24, panel: int = 72, episodes: int = 2, taught: int = 96, seed: int = 0
+    folder: Path, *, updates: int = 24, panel: int = 72, episodes: int = 2, taught: int = 384, seed: int = 0
 ) -> list[Row]:
     """Run the demonstration into `folder` and print its table.
 
@@ -36,7 +36,7 @@ def demo(
         updates: Stage 2 updates for each method.
         panel: tasks of `valid_unseen` to evaluate on, all kinds in equal shares.
         episodes: episodes a task in the evaluation.
-        taught: training tasks whose episodes (two each) Stage 1 learns from.
+        taught: training tasks that Stage 1 learns from, an episode each.
     """
     begin = time.perf_counter()
     check(Stage2Config(updates=updates, seed=seed))
@@ -49,8 +49,8 @@ def demo(
     print(f"policy household-tiny {policy.version}; {len(train)} training tasks, {len(held_out)} held-out ones")
 
     print("\nStage 1: the policy plays, a rule annotates, the policy learns to write hindsight skills")
-    played = collect(policy, env, spread(train, taught), group=2, seed=seed, progress=True)
-    probe = collect(policy, env, spread(env.panel("valid_seen"), taught // 2), seed=seed + 1, progress=True)
+    played = collect(policy, env, spread(train, taught), seed=seed, progress=True)
+    probe = collect(policy, env, spread(env.panel("valid_seen"), min(taught, 48)), seed=seed + 1, progress=True)
     before = accuracy(policy, env, probe)
     base = policy.clone()
     losses = stage1(policy, played, RuleAnalyzer().write_skills(played), Stage1Config(seed=seed), progress=True)

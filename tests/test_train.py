@@ -31,6 +31,7 @@ from seedkit.train import (
     RunError,
     Stage1Config,
     Stage2Config,
+    _step,
     alarms,
     batch_tasks,
     check,
@@ -84,6 +85,39 @@ def test_stage1_teaches_the_analysis_and_leaves_out_trajectories_without_a_skill
         stage1(policy, played, [Skill(reason="null")] * len(played))
     with pytest.raises(RunError, match="one skill a trajectory"):
         stage1(policy, played, skills[1:])
+
+
+def test_the_anchor_holds_play_where_it_was(env, tasks, monkeypatch):
+    """Episodes of three sorts; drift is by hand the mean of d²/2, d = log-prob now less log-prob at the start."""
+    advised = collect(tiny(), env, tasks[:2], seed=4, max_steps=8, skills=SkillLibrary().write_for(tasks[:2]))
+    cold = collect(tiny(), env, tasks[2:4], seed=4, max_steps=8, temperature=0.4)
+    played = [*advised, *cold, *collect(tiny(), env, tasks[4:], seed=4, max_steps=8)]
+    assert all(t.skill for t in advised)
+    skills = RuleAnalyzer().write_skills(played)
+    moves = [tiny().lay_out(t, Skill() if t.skill else None) for t in played]
+    start = torch.cat(tiny().token_logprobs(moves))
+
+    def teach(anchor):
+        policy, drifts, weights = tiny(), [], []  # by hand, after each step
+
+        def step(policy, optimizer):
+            _step(policy, optimizer)
+            drifts.append(float((torch.cat(policy.token_logprobs(moves)) - start).square().mean() / 2))
+            weights.append(torch.cat([p.detach().flatten() for p in policy.model.parameters()]))
+
+        monkeypatch.setattr("seedkit.train._step", step)
+        return stage1(policy, played, skills, Stage1Config(epochs=6, batch_size=6, anchor=anchor)), drifts, weights
+
+    free, away, first = teach(0.0)
+    held, near, first_held = teach(3.0)
+    for rows, drifts in ((free, away), (held, near)):
+        # nothing has moved before the first step: for a policy's own plain episodes and for all others
+        assert [r["drift"] for r in rows] == pytest.approx([0.0, *drifts[:-1]], rel=1e-3, abs=1e-9)
+    assert near[-1] < 0.5 * away[-1]
+    assert held[-1]["loss"] < 0.5 * held[0]["loss"]  # it still learns to write
+    # the gradient of d²/2 is d times that of the policy's log-prob: none where nothing has moved yet
+    begin = torch.cat([p.detach().flatten() for p in tiny().model.parameters()])
+    assert torch.cosine_similarity(first[0] - begin, first_held[0] - begin, dim=0) > 0.999
 
 
 # --- stage 2
@@ -414,6 +448,7 @@ def test_alarms_name_each_sign_of_collapse():
         (Stage1Config, "epochs", 0),
         (Stage1Config, "lr", -1.0),
         (Stage1Config, "batch_size", 0),
+        (Stage1Config, "anchor", -1.0),
     ],
 )
 def test_a_wrong_setting_is_named(stage, field, value):
