@@ -41,7 +41,7 @@ def agrees(root, view):
 @pytest.fixture
 def recorded():
     view = SkillInspector.read({"right": RECORDED["right"], "wrong": RECORDED["wrong"]}, height=300)
-    marks = {name: [p + 0.1 * n for p in view.signals.behaviour] for n, name in enumerate(("first", "last"))}
+    marks = {name: [float(p) + 0.1 * n for p in view.signals.behaviour] for n, name in enumerate(("first", "last"))}
     bounds = view.signals.bounds
     checkpoints = {name: [row[a:b] for a, b in bounds] for name, row in marks.items()}
     return SkillInspector(
