@@ -296,9 +296,10 @@ class Signals:
 
     def _classes(self, trajectory: Trajectory, classes: Callable[[Sequence[str]], Sequence[str]]) -> list[str]:
         out: list[str] = []
+        joiner = self.vocabulary.joiner
+        shown = {i: self.vocabulary[i].decode("utf-8", "replace") for i in set(trajectory.response_ids)}
         for turn in trajectory.turns:
-            joiner = self.vocabulary.joiner
-            texts = [self.vocabulary[i].decode("utf-8", "replace") for i in turn.response_ids]
+            texts = [shown[i] for i in turn.response_ids]
             named = list(classes([joiner * (n > 0) + text for n, text in enumerate(texts)]))
             if len(named) != len(texts) or not set(named) <= set(CLASSES):
                 raise ViewError(

@@ -119,12 +119,16 @@ class Lab:
         tab.page.wait_for_selector(".jp-Notebook .jp-Cell", timeout=60_000)
         return tab.page
 
-    def run_all(self, page: Page) -> None:
-        """Run all cells and wait until every one of them has its number."""
+    def wait(self, page: Page) -> None:
+        """Wait until the notebook's kernel is idle."""
         ready = """() => { const w = window.jupyterapp?.shell.currentWidget;
           const kernel = w?.sessionContext?.session?.kernel;
           return w?.context?.isReady && w.sessionContext.isReady && kernel?.status === 'idle'; }"""
         page.wait_for_function(ready, timeout=60_000)
+
+    def run_all(self, page: Page) -> None:
+        """Run all cells and wait until every one of them has its number."""
+        self.wait(page)
         self.execute(page, "notebook:run-all-cells")
         count = page.locator(".jp-CodeCell").count()
         for n in range(count):
