@@ -152,7 +152,7 @@ def summary(view: SkillInspector) -> str:
     head = "".join(f"<br>{html.escape(line)}" for line in _heading(view))
     outcome = "success" if t.success else "failure"
     return (
-        f"<div><p><b>Skill inspector</b>, {html.escape(_line(t.id))}: {outcome}{head}</p>"
+        f"<div class='sk-summary'><p><b>Skill inspector</b>, {html.escape(_line(t.id))}: {outcome}{head}</p>"
         f"{table if cells else ''}<p><small>Run the cell for the live view.</small></p></div>"
     )
 

@@ -95,6 +95,7 @@ class SkillInspector(_View):
     coef = traitlets.Float(0.01, min=0.0).tag(sync=True)
     channel = traitlets.Enum(CHANNELS, "delta").tag(sync=True)
     underline = traitlets.Enum(("", *CHANNELS), "delta").tag(sync=True)
+    _handles: Any = None
     view = traitlets.Enum(("text", "table"), "text").tag(sync=True)
     selection = traitlets.List(traitlets.Int()).tag(sync=True)
     height = traitlets.Int(380, min=80).tag(sync=True)
@@ -132,7 +133,7 @@ class SkillInspector(_View):
             height=height,
             **self._data(),
         )
-        self._handle = None
+        self._handles = None
         self._recompute()
         self.observe(self._recompute, ["beta", "coef", "method", "skill"])
 
@@ -257,15 +258,18 @@ class SkillInspector(_View):
         return export.summary(self)
 
     def freeze(self) -> None:
-        """Replace the live view, where it was displayed by `display` or as a cell's last value, by the summary."""
-        if self._handle is None:
+        """Replace the live view, where it is a cell's output, by the summary as it is now."""
+        if self._handles is None:
             raise ViewError("nothing to freeze: show the inspector first")
-        self._handle.update(HTML(self.summary()))
-        self._handle = None
+        live, still = self._handles
+        live.update(HTML(""))
+        still.update(HTML(self.summary()))
+        self._handles = None
 
     def _ipython_display_(self) -> None:
-        """Show the view with the summary beside it, and remember where, so that `freeze` can replace it."""
-        self._handle = display(self._repr_mimebundle_(), raw=True, display_id=True)
+        """Show the view, and the summary below it: the live view hides it, without a kernel it is what one sees."""
+        view = {k: v for k, v in self._repr_mimebundle_().items() if k != "text/html"}
+        self._handles = display(view, raw=True, display_id=True), display(HTML(self.summary()), display_id=True)
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         bundle = super()._repr_mimebundle_(**options)

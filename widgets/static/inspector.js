@@ -97,7 +97,7 @@ function unfinished(bytes) {
   return false;
 }
 
-/** Bytes as [text, escape] pieces: escape is null for what can be shown as it is. */
+/** Bytes as [text, escape]; escape is null for what can be shown as it is. */
 function pieces(bytes) {
   const out = [];
   let at = 0;
