@@ -55,6 +55,34 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--validation", type=int, default=48, help="tasks of valid_seen to validate on; 0: none")
     train.set_defaults(run_command=_train)
 
+    versus = commands.add_parser("compare", help="several methods, several seeds, one start: a table with intervals")
+    versus.add_argument(
+        "--methods",
+        nargs="+",
+        default=["grpo", "seed", "seed:analyzer=irrelevant"],
+        metavar="ARM",
+        help="names in METHODS, or base; switches behind a colon: seed:coef=0.1,analyzer=irrelevant",
+    )
+    versus.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    versus.add_argument("--panel", default="valid_unseen", help="split of the test")
+    versus.add_argument("--limit", type=int, default=216, help="tasks of it, all kinds in equal shares")
+    versus.add_argument("--episodes", type=int, default=1, help="a task in the test")
+    versus.add_argument("--train-tasks", type=int, default=384, help="training tasks, all kinds in equal shares")
+    versus.add_argument("--start", type=Path, help="policy all start from; default: household-tiny after Stage 1")
+    versus.add_argument("--updates", type=int, default=24)
+    versus.add_argument("--tasks", type=int, default=4, help="tasks an update")
+    versus.add_argument("--group", type=int, default=8, help="episodes a task")
+    versus.add_argument("--lr", type=float, default=3e-4)
+    versus.add_argument("--max-steps", type=int, default=20, help="turns an episode")
+    versus.add_argument("--validation", type=int, default=96, help="tasks of valid_seen for the curves; 0: none")
+    versus.add_argument("--eval-every", type=int, default=5, help="updates between two validations")
+    versus.add_argument("--baseline", default="grpo")
+    versus.add_argument("--processes", type=int, help="jobs at a time; default: one a core")
+    versus.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder; what is there is not redone")
+    versus.add_argument("--results", type=Path, nargs="+", help="only tabulate recorded results, run nothing")
+    versus.add_argument("--figures", type=Path, help="folder for curves, differences and kinds as SVG, PDF and CSV")
+    versus.set_defaults(run_command=_compare)
+
     measure = commands.add_parser("evaluate", help="success on a panel, with its interval")
     measure.add_argument("--policy", default="household-tiny")
     measure.add_argument("--split", default="valid_unseen")
@@ -127,6 +155,46 @@ def _train(options: argparse.Namespace) -> None:
         progress=True,
     )
     print(f"{options.method}: {len(rows)} updates, last training success {rows[-1]['success']:.2f} → {options.run}")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from seedkit.experiment import read_results, summary, table
+
+    if options.results:
+        outcomes = [o for path in options.results for o in read_results(path)]
+    else:
+        outcomes = _run_comparison(options)
+    rows = summary(outcomes, baseline=options.baseline)
+    print(table(rows))
+    if options.figures:
+        from seedkit.plots import comparison_figures, save_figure
+
+        for name, figure in comparison_figures(outcomes, rows).items():
+            print(*save_figure(figure, options.figures / name))
+
+
+def _run_comparison(options: argparse.Namespace) -> list:
+    from seedkit.envs import make, spread
+    from seedkit.experiment import Arm, Plan, run, teach
+    from seedkit.policy import load_policy
+    from seedkit.train import Stage1Config, Stage2Config
+
+    env, arms = make("household"), [Arm.parse(text) for text in options.methods]
+    start = options.start or options.out / "start"
+    plan = Plan(
+        start,
+        spread(env.panel("train"), options.train_tasks),
+        spread(env.panel(options.panel), options.limit),
+        spread(env.panel("valid_seen"), options.validation),
+        Stage2Config(**{name: getattr(options, name) for name in ("updates", "tasks", "group", "lr", "max_steps")}),
+        episodes=options.episodes,
+        eval_every=options.eval_every,
+    )
+    if not options.start:
+        teach(
+            start, env, load_policy("household-tiny"), spread(env.panel("train"), 384), Stage1Config(), progress=True
+        )
+    return run(arms, options.seeds, plan, options.out, processes=options.processes, progress=True)
 
 
 def _evaluate(options: argparse.Namespace) -> None:

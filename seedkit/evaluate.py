@@ -1,4 +1,8 @@
-"""Evaluation on fixed, hashed task panels, and tables that refuse to mix protocols."""
+"""Evaluation on fixed, hashed task panels, and tables that refuse to mix protocols.
+
+A comparison may hold one result a name, or several of different seeds: runs of one method. Runs are paired by seed,
+tasks by place in the panel. Leaves out training; `experiment` runs whole comparisons.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,10 @@ class ProtocolError(ValueError):
 
 @dataclass(frozen=True)
 class Result:
-    """Successes of one policy on a panel: `successes[e][t]` is 1.0 if episode e of task t succeeded."""
+    """Successes of one policy on a panel: `successes[e][t]` is 1.0 if episode e of task t succeeded.
+
+    `protocol["seed"]` is the run's: results of one name and several seeds are runs of one method.
+    """
 
     name: str
     successes: tuple[tuple[float, ...], ...]
@@ -31,15 +38,20 @@ class Result:
     response_tokens: float
 
     @property
+    def by_task(self) -> np.ndarray:
+        """Mean success of each task over its episodes [tasks]."""
+        return np.array(self.successes).mean(0)
+
+    @property
     def interval(self) -> Interval:
         """Mean success with a 95 % bootstrap interval over tasks."""
-        return bootstrap_interval(np.array(self.successes))
+        return bootstrap_interval(self.by_task)
 
     @property
     def by_kind(self) -> dict[str, float]:
         """Mean success a task kind."""
-        tasks = np.array(self.successes).mean(0)
-        return {kind: float(tasks[np.array(self.kinds) == kind].mean()) for kind in sorted(set(self.kinds))}
+        kinds = np.array(self.kinds)
+        return {kind: float(self.by_task[kinds == kind].mean()) for kind in sorted(set(self.kinds))}
 
 
 def evaluate(
@@ -102,9 +114,10 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a comparison: a result, and its paired difference to the baseline (None for the baseline)."""
+    """One line of a comparison: a name's results, and their paired difference to the baseline (None for itself)."""
 
     name: str
+    runs: int
     success: Interval
     difference: Difference | None
     by_kind: dict[str, float]
@@ -112,31 +125,53 @@ class Row:
 
 
 def compare(results: Sequence[Result], *, baseline: str) -> list[Row]:
-    """Rows with intervals, each paired task by task with the baseline.
+    """Rows with 95 % intervals, each paired task by task and seed by seed with the baseline.
+
+    Where a name has seeds that the baseline lacks, its difference is that of the seeds they share.
 
     Raises:
-        ProtocolError: when protocols differ in anything but the prompt's skill; the fields are named.
-        ValueError: when the baseline is not among the results.
+        ProtocolError: when protocols differ in anything but seed and prompt; the fields are named.
+        ValueError: when the baseline is not among the results, or a name has two results of one seed.
     """
-    by_name = {r.name: r for r in results}
-    if baseline not in by_name:
-        raise ValueError(f"no result named {baseline!r}; there are {', '.join(by_name)}")
-    if len(by_name) != len(results):
-        raise ValueError("two results have the same name")
-    base = by_name[baseline]
-    rows = []
+    names: dict[str, dict[Any, Result]] = {}
     for result in results:
-        keys = (set(base.protocol) | set(result.protocol)) - {"prompted"}
-        differing = sorted(k for k in keys if base.protocol.get(k) != result.protocol.get(k))
-        if differing:
-            raise ProtocolError(
-                f"{result.name} and {baseline} were not measured alike: {', '.join(differing)} differ"
-            )
-        other = None
-        if result is not base:
-            other = paired_difference(np.array(result.successes), np.array(base.successes))
-        rows.append(Row(result.name, result.interval, other, result.by_kind, result.steps))
+        runs = names.setdefault(result.name, {})
+        if runs.setdefault(result.protocol.get("seed"), result) is not result:
+            raise ValueError(f"two results have the same name and seed: {result.name}")
+    if baseline not in names:
+        raise ValueError(f"no result named {baseline!r}; there are {', '.join(names)}")
+    base = names[baseline]
+    expected = next(iter(base.values())).protocol
+    rows = []
+    for name, runs in names.items():
+        for result in runs.values():
+            if differ := differing(result.protocol, expected):
+                raise ProtocolError(f"{name} and {baseline} were not measured alike: {', '.join(differ)} differ")
+        shared = sorted(runs.keys() & base.keys(), key=str)
+        if not shared:
+            raise ProtocolError(f"{name} and {baseline} were not measured alike: seed differs, so nothing is paired")
+        difference = None
+        if name != baseline:
+            difference = paired_difference(*(np.array([of[s].by_task for s in shared]) for of in (runs, base)))
+        ordered = [runs[seed] for seed in sorted(runs, key=str)]
+        success = bootstrap_interval(np.array([r.by_task for r in ordered]))
+        by_kind = {kind: float(np.mean([r.by_kind[kind] for r in ordered])) for kind in ordered[0].by_kind}
+        steps = float(np.mean([r.steps for r in ordered]))
+        rows.append(Row(name, len(runs), success, difference, by_kind, steps))
     return rows
+
+
+def differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    """Fields, by dotted name, in which two protocols differ; seed and prompt, which pair results, left out."""
+    a, b = _flat(a), _flat(b)
+    return sorted(k for k in (a | b).keys() - {"seed", "prompted"} if a.get(k) != b.get(k))
+
+
+def _flat(protocol: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in protocol.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -487,7 +487,7 @@ class _Run:
         protocol = {
             "kind": "stage2",
             "config": asdict(config) | {"method": method.name, "coef": method.coef, "beta": method.beta},
-            "method": {key: _told(value) for key, value in vars(method).items()},
+            "method": {key: told(value) for key, value in vars(method).items()},
             "analyzers": [getattr(a, "author", type(a).__name__) for a in analyzers],
             "policy": {"name": policy.name, "version": policy.version},
             "environment": {"name": env.name, "engine": env.engine_name},
@@ -594,7 +594,7 @@ def _optimizer_state(saved: dict[str, Tensor], parameters: Sequence[Tensor]) -> 
     return entries
 
 
-def _told(value: Any) -> Any:
+def told(value: Any) -> Any:
     """A method's field for the protocol: a function by its name."""
     return getattr(value, "__qualname__", type(value).__name__) if callable(value) else value
 

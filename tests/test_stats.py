@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from seedkit.stats import bootstrap_interval, paired_difference, wilson_interval
+from seedkit.stats import bootstrap_interval, paired_difference
 
 
 def test_bootstrap_of_success_rates_has_the_known_width():
@@ -25,13 +25,19 @@ def test_bootstrap_is_deterministic():
     assert bootstrap_interval(values) != bootstrap_interval(values, seed=1)
 
 
-def test_bootstrap_resamples_tasks_not_seeds():
-    """Repeating the same outcomes as further seeds adds no tasks, so it must not narrow the interval."""
+def test_repeated_outcomes_add_nothing():
+    """Repeating the same outcomes as further runs adds no tasks, so it must not narrow the interval."""
     values = np.random.default_rng(2).random(30)
-    assert bootstrap_interval(np.stack([values] * 5)) == pytest.approx(bootstrap_interval(values))
-    # tasks that are all alike once seeds are averaged leave nothing to resample
-    mean, low, high = bootstrap_interval([[1.0, 0.0], [0.0, 1.0]])
-    assert (mean, low, high) == (0.5, 0.5, 0.5)
+    once, often = bootstrap_interval(values), bootstrap_interval(np.stack([values] * 5))
+    assert often.mean == pytest.approx(once.mean)
+    assert often.high - often.low == pytest.approx(once.high - once.low, rel=0.1)  # Student's t for the percentiles
+
+
+def test_several_runs_by_hand():
+    """Runs of means .2 and .4 whose tasks are all alike: t with one degree of freedom, 12.706 · .1."""
+    mean, low, high = bootstrap_interval([[0.2] * 50, [0.4] * 50], resamples=200_000)
+    assert mean == pytest.approx(0.3)
+    assert (low, high) == pytest.approx((0.3 - 1.2706, 0.3 + 1.2706), abs=0.05)
 
 
 def test_bootstrap_covers_the_true_mean_about_as_often_as_it_says():
@@ -68,26 +74,35 @@ def test_alike_is_no_improvement():
     assert paired_difference(values, values) == pytest.approx((0.0, 0.0, 0.0, 0.5))
 
 
-def test_seeds_may_differ_tasks_may_not():
-    a, b = [[1.0, 1.0], [1.0, 0.0], [1.0, 1.0]], [[0.0, 1.0]]
-    result = paired_difference(a, b)
-    assert result.mean == pytest.approx(1 / 3)  # task means 1, 2/3 against 0, 1: (1 - 1/3) / 2
-    assert result.improvement == pytest.approx((1 + 1 + 1 + 0.5 + 0 + 0.5) / 6)
-    with pytest.raises(ValueError, match="a has 3 tasks but b has 2"):
+def test_pairs_have_the_same_tasks_and_runs():
+    result = paired_difference([[1.0, 1.0], [1.0, 0.0]], [[0.0, 1.0], [0.0, 1.0]])
+    assert result.mean == pytest.approx(0.25)  # 1, 0, 1, -1
+    assert result.improvement == pytest.approx((1 + 0.5 + 1 + 0.5 + 1 + 0 + 1 + 0) / 8)
+    with pytest.raises(ValueError, match="a has 1 runs of 3 tasks but b 1 of 2"):
         paired_difference([1, 0, 1], [1, 0])
+    with pytest.raises(ValueError, match="same task and seed"):
+        paired_difference([[1.0, 0.0]] * 2, [[1.0, 0.0]])
 
 
-def test_wilson_by_hand():
-    # 8 of 10, z = 1.959964: centre (.8 + z²/20)/(1 + z²/10) = .716731, half width .226599
-    mean, low, high = wilson_interval(8, 10)
-    assert (mean, low, high) == pytest.approx((0.8, 0.490162, 0.943318), abs=1e-5)
+@pytest.mark.parametrize("seed_sd", [0.0, 0.08])
+@pytest.mark.parametrize("task_sd", [0.0, 0.25])
+def test_the_paired_interval_covers_as_often_as_it_says(seed_sd, task_sd):
+    """Bernoulli outcomes of two methods, 5 runs on 60 tasks; runs and tasks differ in difficulty or do not."""
+    random, trials, runs, tasks = np.random.default_rng(5), 2000, 5, 60
 
+    def successes(gain: float, base: np.ndarray) -> np.ndarray:
+        p = base + gain + seed_sd * random.uniform(-1, 1, (runs, 1)) * 3**0.5
+        return random.random((runs, tasks)) < p
 
-def test_wilson_at_the_ends():
-    # none of n: the upper limit is z² / (n + z²) = 3.841459 / 13.841459
-    assert wilson_interval(0, 10) == pytest.approx((0.0, 0.0, 0.277533), abs=1e-5)
-    assert wilson_interval(10, 10) == pytest.approx((1.0, 1 - 0.277533, 1.0), abs=1e-5)
-    assert wilson_interval(10, 10, confidence=0.5).low > wilson_interval(10, 10).low
+    covered = 0
+    for trial in range(trials):
+        base = random.uniform(-1, 1, tasks) * task_sd  # a task's own difficulty, and its own gain
+        gain = 0.1 + random.uniform(-1, 1, tasks) * task_sd / 2
+        found = paired_difference(
+            successes(gain, 0.45 + base / 2), successes(0.0, 0.45 + base / 2), resamples=1000, seed=trial
+        )
+        covered += found.low <= 0.1 <= found.high
+    assert 0.93 <= covered / trials <= 0.97
 
 
 @pytest.mark.parametrize("values", [[], [[[1.0]]], [1.0, float("nan")], [1.0, float("inf")]])
@@ -100,11 +115,3 @@ def test_values_that_are_none_are_refused(values):
 def test_confidence_is_a_probability(confidence):
     with pytest.raises(ValueError, match="confidence must lie between 0 and 1"):
         bootstrap_interval([1.0, 0.0], confidence=confidence)
-    with pytest.raises(ValueError, match="confidence must lie between 0 and 1"):
-        wilson_interval(1, 2, confidence=confidence)
-
-
-@pytest.mark.parametrize(("successes", "n"), [(0, 0), (3, 2), (-1, 2)])
-def test_wilson_refuses_impossible_counts(successes, n):
-    with pytest.raises(ValueError, match="need 0 <= successes <= n"):
-        wilson_interval(successes, n)
