@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     versus.add_argument("--baseline", default="grpo")
     versus.add_argument("--processes", type=int, help="jobs at a time; default: one a core")
     versus.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder; what is there is not redone")
+    versus.add_argument("--known", type=Path, help="recorded results of the same plan: jobs not to run again")
     versus.add_argument("--results", type=Path, nargs="+", help="only tabulate recorded results, run nothing")
     versus.add_argument("--figures", type=Path, help="folder for curves, differences and kinds as SVG, PDF and CSV")
     versus.set_defaults(run_command=_compare)
@@ -175,7 +176,7 @@ def _compare(options: argparse.Namespace) -> None:
 
 def _run_comparison(options: argparse.Namespace) -> list:
     from seedkit.envs import make, spread
-    from seedkit.experiment import Arm, Plan, run, teach
+    from seedkit.experiment import Arm, Plan, read_results, run, teach
     from seedkit.policy import load_policy
     from seedkit.train import Stage1Config, Stage2Config
 
@@ -194,7 +195,8 @@ def _run_comparison(options: argparse.Namespace) -> list:
         teach(
             start, env, load_policy("household-tiny"), spread(env.panel("train"), 384), Stage1Config(), progress=True
         )
-    return run(arms, options.seeds, plan, options.out, processes=options.processes, progress=True)
+    known = read_results(options.known) if options.known else ()
+    return run(arms, options.seeds, plan, options.out, known=known, processes=options.processes, progress=True)
 
 
 def _evaluate(options: argparse.Namespace) -> None:

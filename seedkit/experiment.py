@@ -196,6 +196,7 @@ def run(
     plan: Plan,
     out: Path | str,
     *,
+    known: Sequence[Outcome] = (),
     processes: int | None = None,
     progress: bool = False,
 ) -> list[Outcome]:
@@ -208,6 +209,7 @@ def run(
         arms: in any order; names must differ.
         seeds: of the training; each decides tasks, sampling and the test's episodes.
         out: folder of this comparison.
+        known: outcomes recorded elsewhere under this very plan: jobs that need not be run.
         processes: jobs at a time; None: one a core. The numbers do not depend on it.
 
     Returns:
@@ -220,10 +222,16 @@ def run(
     out, names = Path(out), [_folder(arm.name) for arm in arms]
     if len(set(names)) < len(names):
         raise RunError(f"two arms would share a folder: {', '.join(sorted(names))}")
-    protocol, known = plan.protocol(), out / "protocol.json"
-    if known.exists() and (differ := differing(read_object(known), protocol)):
+    protocol, file = plan.protocol(), out / "protocol.json"
+    if file.exists() and (differ := differing(read_object(file), protocol)):
         raise ProtocolError(f"{out} holds a comparison with another plan: {', '.join(differ)} differ")
-    atomic_write(known, json.dumps(protocol, indent=1) + "\n")
+    atomic_write(file, json.dumps(protocol, indent=1) + "\n")
+    for outcome in known:
+        if differ := differing(outcome.final.protocol["training"], protocol):
+            raise ProtocolError(f"a known outcome of {outcome.arm} had another plan: {', '.join(differ)} differ")
+        place = out / "jobs" / _folder(outcome.arm) / f"seed-{outcome.seed}" / "outcome.jsonl"
+        if not place.exists():
+            write_results(place, [outcome])
     jobs = [
         (arm, seed, plan, protocol, out / "jobs" / _folder(arm.name) / f"seed-{seed}")
         for arm in arms
@@ -236,7 +244,7 @@ def run(
     ):
         parallel = joblib.Parallel(n_jobs=processes, batch_size=1)  # pyright: ignore[reportArgumentType]
         outcomes: list[Any] = list(parallel(joblib.delayed(_job)(*job) for job in jobs))
-    everything = [o for file in sorted(out.glob("jobs/*/*/outcome.jsonl")) for o in read_results(file)]
+    everything = [o for one in sorted(out.glob("jobs/*/*/outcome.jsonl")) for o in read_results(one)]
     write_results(out / "results.jsonl", everything)
     return outcomes
 

@@ -127,6 +127,16 @@ def test_what_is_finished_is_not_done_again(finished, plan, monkeypatch):
     assert told(run(ARMS, [0, 1], plan, out, processes=1)) == told(outcomes)
 
 
+def test_recorded_jobs_are_not_run_again_elsewhere(finished, plan, monkeypatch, tmp_path):
+    out, outcomes = finished
+    recorded = read_results(out / "results.jsonl")
+    monkeypatch.setattr(experiment, "_play", None)
+    assert told(run(ARMS, [0, 1], plan, tmp_path, known=recorded, processes=1)) == told(outcomes)
+    assert (tmp_path / "results.jsonl").read_bytes() == (out / "results.jsonl").read_bytes()
+    with pytest.raises(ProtocolError, match="a known outcome of base had another plan: eval_every differ"):
+        run(ARMS, [0], replace(plan, eval_every=2), tmp_path / "other", known=recorded, processes=1)
+
+
 def test_another_plan_or_another_arm_of_a_name_is_refused(finished, plan):
     out, _ = finished
     with pytest.raises(ProtocolError, match="another plan: lr, updates differ"):
