@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging as transformers_logging
 
 from seedkit.envs.base import data_dir
@@ -308,12 +309,40 @@ def sampled(
     return next_logp.gather(-1, ids[:, 1:][response_mask[:, 1:]].unsqueeze(-1)).squeeze(-1), entropy
 
 
+class _RoomyLayer(DynamicLayer):
+    """A layer of the KV cache with room behind its tokens: a new one is written there and moves none of the old."""
+
+    room: Tensor | None = None  # keys and values, [2, B, heads, tokens and more, head width]
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append keys and values [B, heads, new tokens, head width]; return all of them."""
+        begin = self.get_seq_length()
+        end = begin + key_states.shape[-2]
+        room = self.room
+        if room is None or end > room.shape[-2]:
+            rows, heads, _, width = key_states.shape
+            room = key_states.new_empty(2, rows, heads, end + end // 2, width)
+            if self.room is not None:
+                room[..., :begin, :] = self.room[..., :begin, :]
+            self.room, self.is_initialized = room, True
+        room[0, :, :, begin:end], room[1, :, :, begin:end] = key_states, value_states
+        self.keys, self.values = room[..., :end, :]
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows with these numbers."""
+        if self.room is not None:
+            self.room = self.room[:, indices]
+            self.keys, self.values = self.room[..., : self.get_seq_length(), :]
+
+
 class Conversation:
     """Batched multi-turn sampling over one KV cache: rows get new context, then answer, turn after turn."""
 
     def __init__(self, policy: Policy, rows: int) -> None:
         self.policy = policy
         self.cache = DynamicCache(config=policy.model.config)
+        self.cache.layers = [_RoomyLayer() if type(at) is DynamicLayer else at for at in self.cache.layers]
         self.attention = torch.zeros(rows, 0, dtype=torch.long)
         self.pending: list[list[int]] = [[] for _ in range(rows)]
 

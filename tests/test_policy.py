@@ -11,9 +11,20 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from seedkit.build import make_policy
-from seedkit.policy import ContextOverflow, Conversation, Layout, Policy, PolicyError, Sample, load_policy, sampled
+from seedkit.policy import (
+    ContextOverflow,
+    Conversation,
+    Layout,
+    Policy,
+    PolicyError,
+    Sample,
+    _RoomyLayer,
+    load_policy,
+    sampled,
+)
 from seedkit.types import Skill, Task, Trajectory, Turn
 
 FIRST = (
@@ -477,6 +488,26 @@ def test_a_cache_that_lives_across_turns_changes_nothing(policy):
         (scored,) = policy.token_logprobs([sample], temperature=0.7)
         assert torch.allclose(scored, torch.tensor(logp), atol=1e-5, rtol=0)
         assert all(m for m in mask[at : at + len(logp)])
+
+
+def test_room_in_the_cache_changes_no_bit():
+    """Blocks of 1 to 9 tokens, rows dropped in between: what the library's layer holds, copied in growth alone."""
+    rng, roomy, plain = torch.Generator().manual_seed(0), _RoomyLayer(), DynamicLayer()
+    rows, places = 5, []
+    for step in range(60):
+        block = torch.randn(2, rows, 3, 1 + step % 9 if step % 5 == 0 else 1, 4, generator=rng)
+        keys, values = roomy.update(*block)
+        for mine, theirs in zip((keys, values), plain.update(*block), strict=True):
+            assert torch.equal(mine, theirs)
+        assert roomy.get_seq_length() == plain.get_seq_length()
+        places.append(keys.data_ptr())
+        if step in (20, 40):
+            rows -= 1
+            for layer in (roomy, plain):
+                layer.batch_select_indices(torch.tensor([n for n in range(rows + 1) if n != 1]))
+    assert len(set(places)) <= 12
+    talk = Conversation(load_policy("household-tiny"), 2)
+    assert {type(layer) for layer in talk.cache.layers} == {_RoomyLayer}
 
 
 # --- weights on disk -----------------------------------------------------------------------------------------------

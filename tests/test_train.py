@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import multiprocessing
 import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from typing import Any
@@ -574,35 +573,44 @@ def test_never_is_no_interval(name, env, tasks):
         stage2(tiny(), env, tasks, SMALL, **{name: 0})  # type: ignore[arg-type]  # any name
 
 
-WORKER = """
-import sys
-from seedkit.envs import make, spread
-from seedkit.policy import load_policy
-from seedkit.train import Stage2Config, stage2
-env = make("household")
-tasks = spread(env.panel("train"), 6)
-config = Stage2Config(updates=7, tasks=2, group=3, max_steps=8, coef=0.1)
-stage2(load_policy("household-tiny"), env, tasks, config, run=sys.argv[1], resume=True,
-       validation=tasks[:2], eval_every=3, save_every=3)
-"""
+def play_on(run):
+    """A run of seven updates, from wherever it was left."""
+    env = make("household")
+    tasks = spread(env.panel("train"), 6)
+    config = Stage2Config(updates=7, tasks=2, group=3, max_steps=8, coef=0.1)
+    more: dict[str, Any] = {"validation": tasks[:2], "eval_every": 3, "save_every": 3}
+    stage2(tiny(), env, tasks, config, run=run, resume=True, **more)
 
 
-def test_killed_at_three_random_points_a_run_resumes_to_the_same_numbers(tmp_path):
-    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+def test_killed_at_three_random_points_a_run_resumes_to_the_same_numbers(tmp_path, monkeypatch):
+    """Four processes play `killed` one after the other, this one plays `whole`."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    threads = torch.get_num_threads()
+    jobs = multiprocessing.get_context("forkserver")  # a process that imports what is slow once, for all four
+    jobs.set_forkserver_preload(["pytest", "seedkit.train", "transformers.models.llama.modeling_llama"])
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     rng, done = random.Random(), 0
     for _ in range(3):
-        job = subprocess.Popen([sys.executable, "-c", WORKER, str(killed)], env=environ)
+        job = jobs.Process(target=play_on, args=(killed,))
+        job.start()
         goal, begin = done + rng.randint(1, 2), time.monotonic()
-        while done < goal and job.poll() is None and time.monotonic() - begin < 120:
+        while done < goal and job.is_alive() and time.monotonic() - begin < 120:
             time.sleep(0.02)
             if (killed / "metrics.jsonl").exists():
                 done = (killed / "metrics.jsonl").read_bytes().count(b"\n")
         time.sleep(rng.random() * 0.5)
-        job.send_signal(signal.SIGKILL)
-        assert job.wait() == -signal.SIGKILL, "it finished before it could be killed"
-    subprocess.run([sys.executable, "-c", WORKER, str(killed)], env=environ, check=True)
-    subprocess.run([sys.executable, "-c", WORKER, str(whole)], env=environ, check=True)
+        job.kill()
+        job.join()
+        assert job.exitcode == -signal.SIGKILL, "it finished before it could be killed"
+    job = jobs.Process(target=play_on, args=(killed,))
+    job.start()
+    job.join()
+    assert job.exitcode == 0
+    try:
+        torch.set_num_threads(1)
+        play_on(whole)
+    finally:
+        torch.set_num_threads(threads)
     assert plain(read_run(killed)[1]) == plain(read_run(whole)[1])
     a, b = (load_policy(run / "checkpoints" / "last") for run in (killed, whole))
     assert same_weights(a, b)
