@@ -213,7 +213,7 @@ def run(
         processes: jobs at a time; None: one a core. The numbers do not depend on it.
 
     Returns:
-        The outcomes of these arms and seeds, arm by arm.
+        The outcomes of these arms and seeds in the order of the jobs, seed by seed: what is there early is paired.
 
     Raises:
         ProtocolError: when `out` holds a comparison with another plan, or another arm of a name; names the fields.
@@ -234,8 +234,8 @@ def run(
             write_results(place, [outcome])
     jobs = [
         (arm, seed, plan, protocol, out / "jobs" / _folder(arm.name) / f"seed-{seed}")
-        for arm in arms
         for seed in seeds
+        for arm in arms
     ]
     processes = processes or joblib.cpu_count()
     with (
