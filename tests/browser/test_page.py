@@ -246,7 +246,8 @@ def test_scrolled_away_and_back_colours_stay(opened):
 HOLD = """(() => { const later = new Map(); let n = 0;
   window.setTimeout = (f) => { later.set(++n, f); return n; };
   window.clearTimeout = (id) => later.delete(id);
-  window.pass = () => { const [[id, f]] = later; later.delete(id); f(); return later.size; }; })()"""
+  window.pass = () => { for (const [id, f] of [...later].slice(0, 1)) { later.delete(id); f(); }
+    return later.size; }; })()"""
 
 
 @pytest.fixture

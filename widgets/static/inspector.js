@@ -30,8 +30,11 @@ const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const nought = (x) => (Number.isNaN(x) ? 0 : x);
 
 /** Δ of every token; NaN where no skill reached it. */
-const shift = ({ student, teacher, taught }) =>
-  Float64Array.from(student, (s, i) => (taught[i] === 1 && Number.isFinite(teacher[i]) ? teacher[i] - s : NaN));
+function shift({ student, teacher, taught }) {
+  const delta = new Float64Array(student.length);
+  for (let i = 0; i < delta.length; i++) delta[i] = taught[i] === 1 && Number.isFinite(teacher[i]) ? teacher[i] - student[i] : NaN;
+  return delta;
+}
 
 /** Per-token numbers of a method, float64: {delta, gate, pull, weight, loss}. NaN where no skill reached the token. */
 function numbers(method, beta, coef, signals) {
