@@ -1,6 +1,10 @@
 """The inspector's targets, measured in headless Chromium and JupyterLab: `python benchmarks/inspector.py`.
 
-Medians of five. A figure more than 30 % over its target ends the benchmark with status 1.
+Medians of five. "First paint" and "rendered" end when the browser has painted a frame that holds the whole view as
+one meets it: controls, legend, charts, totals, and as much text as fills the window. The text of a long episode that
+is out of sight is drawn after that; "all of it drawn" says when its last token is there.
+
+A figure more than 30 % over its target ends the benchmark with status 1.
 """
 
 from __future__ import annotations
@@ -21,16 +25,20 @@ from signals import SKILL, long, shifts  # noqa: E402
 from seedkit.widgets import SkillInspector  # noqa: E402  # pyright: ignore[reportMissingImports]
 
 REPEATS = 5
+READY = ".sk[data-ready]"
+DRAWN = READY + " .sk-text:not([aria-busy=true])"
 # Draw the page's own data again and again; a step is over when the browser has painted it.
 DRAW = """async (repeats) => {
   const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)));
-  const times = { first: [], beta: [], skill: [] };
+  const times = { first: [], all: [], beta: [], skill: [] };
   for (let n = 0; n < repeats; n++) {
     const { model, el } = window.again();
     let start = performance.now();
     window.render({ model, el });
     await painted();
     times.first.push(performance.now() - start);
+    while (!el.querySelector(DRAWN)) await painted();
+    times.all.push(performance.now() - start);
     await painted();
     for (const [name, trait, value] of [['beta', 'beta', 2 + n], ['skill', 'skill', 'b'], ['skill', 'skill', 'a']]) {
       start = performance.now();
@@ -41,6 +49,20 @@ DRAW = """async (repeats) => {
     el.remove();
   }
   return times;
+}""".replace("DRAWN", repr(DRAWN))
+# Note when the first n views, and all of their texts, have been painted.
+WATCH = """([ready, drawn]) => {
+  const count = (selector) => document.querySelectorAll(selector).length;
+  window.painted = { ready: [], drawn: [] };
+  const look = () => requestAnimationFrame(() => {
+    const found = { ready: count(ready), drawn: count(drawn) };
+    setTimeout(() => {
+      for (const [name, times] of Object.entries(window.painted))
+        while (times.length < found[name]) times.push(Date.now() / 1000);
+      look();
+    }, 0);
+  });
+  look();
 }"""
 AGAIN = """
 window.render = render;
@@ -70,7 +92,7 @@ def inspector(tokens: int) -> SkillInspector:
 
 
 def in_a_page(browser, folder: Path, tokens: int) -> dict[str, float]:
-    """Milliseconds to draw, to tick β, to switch a skill, to open the export; its megabytes."""
+    """Milliseconds to draw (what is in sight; all), tick β, switch a skill, open the export; its megabytes."""
     view = inspector(tokens)
     path = view.to_html(folder / f"{tokens}.html")
     opened = []
@@ -78,7 +100,7 @@ def in_a_page(browser, folder: Path, tokens: int) -> dict[str, float]:
         page = browser.new_page()
         start = time.perf_counter()
         page.goto(path.as_uri())
-        page.wait_for_selector("[data-ready]")
+        page.wait_for_selector(DRAWN)
         opened.append(1000 * (time.perf_counter() - start))
         page.close()
     bare = path.read_text(encoding="utf-8").replace("Content-Security-Policy", "x-none")  # to let the clock in
@@ -93,29 +115,27 @@ def in_a_page(browser, folder: Path, tokens: int) -> dict[str, float]:
     return out | {"open": statistics.median(opened), "megabytes": path.stat().st_size / 1e6}
 
 
-def in_jupyterlab(browser, folder: Path) -> float:
-    """Milliseconds from the constructor's call to the view drawn, 50,000 tokens."""
-    times = []
+def in_jupyterlab(browser, folder: Path) -> tuple[float, float]:
+    """Milliseconds from the constructor's call to the view painted, and to all of its text drawn, 50,000 tokens."""
+    rows = []
     with running_lab(folder) as lab:
         cells = [CELL.format(tests=str(ROOT / "tests" / "browser")), *[SHOW] * REPEATS]
         lab.notebook("bench.ipynb", cells)
         tab = Tab(browser.new_page(viewport={"width": 1280, "height": 800}))
         page = lab.open(tab, "bench.ipynb")
-        page.evaluate("""() => { window.drawn = [];
-          const look = () => { const n = document.querySelectorAll('.sk[data-ready]').length;
-            while (window.drawn.length < n) window.drawn.push(Date.now() / 1000);
-            requestAnimationFrame(() => setTimeout(look, 0)); };
-          look(); }""")
+        page.evaluate(WATCH, [READY, DRAWN])
         lab.wait(page)
         for n in range(len(cells)):  # one by one: a view that is still being drawn would delay the next
             lab.execute(page, "notebook:run-cell-and-select-next")
-            page.wait_for_function("n => window.drawn.length === n", arg=n, timeout=60_000)
+            page.wait_for_function("n => window.painted.drawn.length === n", arg=n, timeout=60_000)
             page.wait_for_timeout(1000)
             if n:  # read at once: JupyterLab takes outputs that are far out of sight off the page
                 told = page.locator(".jp-OutputArea-output", has_text="started").all_inner_texts()
                 started = max(float(text.split()[1]) for text in told if text.startswith("started"))
-                times.append(1000 * (page.evaluate("window.drawn.at(-1)") - started))
-    return statistics.median(times)
+                ends = page.evaluate("Object.values(window.painted).map((times) => times.at(-1))")
+                rows.append([1000 * (end - started) for end in ends])
+    ready, drawn = (statistics.median(column) for column in zip(*rows, strict=True))
+    return ready, drawn
 
 
 def main() -> int:
@@ -124,23 +144,20 @@ def main() -> int:
         folder = Path(name)
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=QUIET)
         few, middle, many = (in_a_page(browser, folder, n) for n in (5_000, 8_000, 50_000))
+        ready, drawn = in_jupyterlab(browser, folder / "lab")
         rows = [
             ("first paint, 5,000 tokens", few["first"], 150, "ms"),
             ("first paint, 8,000 tokens in 50 turns, 49,000 words", middle["first"], 150, "ms"),
             ("first paint, 50,000 tokens", many["first"], 400, "ms"),
             ("β tick, 50,000 tokens", many["beta"], 50, "ms"),
             ("switching a cached skill, 50,000 tokens", many["skill"], 100, "ms"),
-            (
-                "constructor to rendered in JupyterLab, 50,000 tokens",
-                in_jupyterlab(browser, folder / "lab"),
-                500,
-                "ms",
-            ),
+            ("constructor to rendered in JupyterLab, 50,000 tokens", ready, 500, "ms"),
             ("export of 50,000 tokens", many["megabytes"], 2.5, "MB"),
             ("opening it", many["open"], 1000, "ms"),
         ]
         browser.close()
     slow = [row for row in rows if row[1] > 1.3 * row[2]]
+    print(f"all of it drawn, 50,000 tokens: {many['all']:.0f} ms in a page, {drawn:.0f} ms in JupyterLab")
     for words, found, target, unit in rows:
         print(f"{words:54} {found:8.1f} {unit}   target {target:g} {unit}{'' if found <= target else '   OVER'}")
     return 1 if slow else 0

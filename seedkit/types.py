@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 
@@ -120,12 +121,12 @@ class Trajectory:
     @property
     def response_ids(self) -> tuple[int, ...]:
         """All sampled tokens in order."""
-        return tuple(i for turn in self.turns for i in turn.response_ids)
+        return tuple(chain.from_iterable(turn.response_ids for turn in self.turns))
 
     @property
     def behaviour_logp(self) -> tuple[float, ...]:
         """Their log-probabilities under the sampling policy (nats)."""
-        return tuple(p for turn in self.turns for p in turn.behaviour_logp)
+        return tuple(chain.from_iterable(turn.behaviour_logp for turn in self.turns))
 
     @property
     def turn_index(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import threading
 import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from seedkit.methods import METHODS, Method, token_weights
 from seedkit.policy import load_policy
 from seedkit.rescoring import contrast, rescore
 from seedkit.types import Skill
-from seedkit.widgets import SkillInspector, ViewError, token_classes  # pyright: ignore[reportMissingImports]
+from seedkit.widgets import SkillEditor, SkillInspector, ViewError, token_classes  # pyright: ignore[reportMissingImports]
 from seedkit.widgets.export import visible  # pyright: ignore[reportMissingImports]
 from seedkit.widgets.inspector import SHOWN  # pyright: ignore[reportMissingImports]
 from seedkit.widgets.signals import Vocabulary, advantages_of  # pyright: ignore[reportMissingImports]
@@ -218,6 +219,45 @@ def test_contrasts_must_be_of_these_tokens():
     assert view.frame(0)["kl"].tolist() == pytest.approx(found[0].kl.tolist())
     with pytest.raises(ViewError, match="contrasts: "):
         SkillInspector(some, [r.shifts for r in records], contrasts=found[::-1], policy=policy)
+
+
+# --- skill editor
+
+
+def test_cancelling_a_rescore_that_runs_stops_it_and_changes_nothing(monkeypatch):
+    policy = load_policy("household-tiny")
+    some = [r.trajectory for r in read_records(RIGHT)[:4]]
+    editor = SkillEditor(policy, some, "find it, take it, then move it.")
+    inspector, shifts, real = editor.inspector, editor.shifts, policy.lay_out
+    second, go_on, seen = threading.Event(), threading.Event(), []
+
+    def held(trajectory, *options):
+        """The policy's own, but from the second trajectory on it waits for the test."""
+        seen.append(trajectory.id)
+        if trajectory.id == some[1].id:
+            second.set()
+            assert go_on.wait(60)
+        return real(trajectory, *options)
+
+    monkeypatch.setattr(policy, "lay_out", held)
+    editor.text.value = "wait and look around."
+    editor.button.click()
+    assert second.wait(60)
+    assert editor.button.disabled and not editor.stop.disabled and editor.progress.value == 1
+    editor.start()  # while it runs, nothing more
+    editor.stop.click()
+    go_on.set()
+    editor.wait(60.0)
+    assert set(seen) == {t.id for t in some[:2]}  # the one that was being scored is the last
+    assert editor.message.value == "cancelled; nothing has changed"
+    assert not editor.button.disabled and editor.stop.disabled
+    assert editor.inspector is inspector is editor.children[-1] and editor.shifts is shifts
+    editor.button.click()
+    editor.wait(60.0)
+    assert set(seen) == {t.id for t in some} and editor.progress.value == 4 and editor.message.value == "done"
+    assert not editor.button.disabled and editor.stop.disabled
+    assert editor.shifts["before"] == shifts["before"] != editor.shifts["after"]
+    assert editor.inspector is not inspector and editor.inspector is editor.children[-1]
 
 
 # --- to take away

@@ -137,10 +137,11 @@ def summary(view: SkillInspector) -> str:
         return "<p>Skill inspector: no trajectory to show.</p>"
     number = min(view.trajectory, len(signals.trajectories) - 1)
     t, values = signals.trajectories[number], view._numbers(number)
+    turns, ids = t.turn_index, t.response_ids
     size = np.nan_to_num(np.abs(values["delta"]), nan=-1.0)
     top = [n for n in np.argsort(-size, kind="stable")[:TOP] if size[n] >= 0]
     cells = [
-        f"<tr><td>{t.turn_index[n] + 1}</td><td><code>{html.escape(visible(signals.vocabulary[t.response_ids[n]]))}"
+        f"<tr><td>{turns[n] + 1}</td><td><code>{html.escape(visible(signals.vocabulary[ids[n]]))}"
         f"</code></td><td>{values['delta'][n]:+.4f}</td><td>{values['gate'][n]:.4f}</td>"
         f"<td>{values['weight'][n]:+.6f}</td></tr>"
         for n in top

@@ -268,13 +268,16 @@ class SkillInspector(_View):
 
     def _ipython_display_(self) -> None:
         """Show the view, and the summary below it: the live view hides it, without a kernel it is what one sees."""
-        view = {k: v for k, v in self._repr_mimebundle_().items() if k != "text/html"}
-        self._handles = display(view, raw=True, display_id=True), display(HTML(self.summary()), display_id=True)
+        live = display(self._view(), raw=True, display_id=True)
+        self._handles = live, display(HTML(self.summary()), display_id=True)
 
-    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+    def _view(self, **options: Any) -> dict[str, Any]:
         bundle = super()._repr_mimebundle_(**options)
         data, *_ = bundle if isinstance(bundle, tuple) else (bundle,)
-        return {**(data or {}), "text/html": self.summary()}
+        return data or {}
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        return {**self._view(**options), "text/html": self.summary()}
 
 
 def _list(values: Any) -> str:

@@ -41,6 +41,22 @@ def _receptacles() -> frozenset[str]:
     return frozenset(name.lower() for name in facts()["receptacles"])
 
 
+_WORD = re.compile(r"\s*(?:<[^<>\s]*>|\d+|[^\W\d_]+|\S)")
+
+
+def _word_class(word: str) -> str:
+    """The class of a word in lower case by itself: a name is an "object" where ALFRED has it as no receptacle."""
+    if word.startswith("<") and len(word) > 2:
+        return "tag"
+    if word.isdigit():
+        return "number"
+    if word in PREPOSITIONS:
+        return "preposition"
+    if word[0].isalpha():
+        return "receptacle" if word in _receptacles() else "object"
+    return "other"
+
+
 def token_classes(pieces: Sequence[str]) -> list[str]:
     """The class of every token of one response, for text-game commands such as `move apple 1 to fridge 1`.
 
@@ -52,37 +68,31 @@ def token_classes(pieces: Sequence[str]) -> list[str]:
         when it comes first, else a receptacle when ALFRED has it as one or a preposition stands before it, else an
         object; a word in angle brackets is a tag.
     """
-    word_class: list[tuple[int, str]] = []  # (end, class)
-    first, after = True, False
-    text = "".join(pieces)
-    for found in re.finditer(r"<[^<>\s]*>|\d+|[^\W\d_]+|\S", text):
-        word = found.group().lower()
-        name = "other"
-        if word.startswith("<") and len(word) > 2:
-            name = "tag"
-        elif word.isdigit():
-            name = "number"
-        elif word in PREPOSITIONS:
-            after = True
-        elif word[0].isalpha():
-            name = "verb" if first else "receptacle" if after or word in _receptacles() else "object"
-            first = False
-        word_class.append((found.end(), name))
-    out, at, n = [], 0, 0
-    for piece in pieces:
-        begin = at + len(piece) - len(piece.lstrip())
-        while n < len(word_class) and word_class[n][0] <= begin:
-            n += 1
-        out.append(word_class[n][1] if piece.strip() and n < len(word_class) else "other")
-        at += len(piece)
-    return out
+    found = _WORD.findall("".join(pieces))  # all of the text but for white space at its end
+    known = {word: _word_class(word.strip().lower()) for word in set(found)}
+    named = [known[word] for word in found]
+    verb = next((n for n, name in enumerate(named) if name in ("object", "receptacle")), len(named))
+    after = named.index("preposition") if "preposition" in named else len(named)
+    named[after:] = [{"object": "receptacle", "preposition": "other"}.get(name, name) for name in named[after:]]
+    named.append("other")  # of pieces that nobody sees
+    if verb < len(named) - 1:
+        named[verb] = "verb"
+    size = np.array([len(piece) for piece in pieces], int)
+    blank = size - np.array([len(piece.lstrip()) for piece in pieces], int)
+    ends = np.cumsum([len(word) for word in found], dtype=int)
+    place = np.searchsorted(ends, np.cumsum(size) - size + blank, side="right")
+    return [named[n] for n in np.where(blank == size, len(found), place).tolist()]
 
 
-class Vocabulary:
-    """Bytes of every token. `joiner` stands between two tokens of a tokenizer of whole words, "" otherwise."""
+class Vocabulary(dict[int, bytes]):
+    """Bytes of every token, each read when it is first asked for.
+
+    `joiner` stands between two tokens of a tokenizer of whole words, "" otherwise.
+    """
 
     def __init__(self, source: Policy | Mapping[int, bytes] | Any) -> None:
         """From a policy, a `tokenizers`-backed tokenizer, or a mapping from token id to bytes."""
+        super().__init__()
         self.joiner = ""
         self._given = source if isinstance(source, Mapping) else None
         self._tokenizer: Any = source.tokenizer if isinstance(source, Policy) else source
@@ -94,9 +104,13 @@ class Vocabulary:
             if rules["decoder"] is None:
                 self.joiner, self._bytes = " ", str.encode
 
-    def __getitem__(self, token: int) -> bytes:
+    def __missing__(self, token: int) -> bytes:
+        self[token] = raw = self._read(token)
+        return raw
+
+    def _read(self, token: int) -> bytes:
         if self._given is not None:
-            return self._given.get(token, f"<{token}?>".encode())
+            return self._given[token] if token in self._given else f"<{token}?>".encode()
         if token in self._added:
             return self._added[token].encode()
         text = self._tokenizer.convert_ids_to_tokens(int(token)) if token >= 0 else None
@@ -267,7 +281,8 @@ class Signals:
                     f"checkpoint {name!r}: one log-probability for every sampled token of every trajectory"
                 )
             self.checkpoint_logp[row] = flat
-        self.kind = np.array([CLASSES.index(c) for t in self.trajectories for c in self._classes(t, classes)], "u1")
+        number = {name: n for n, name in enumerate(CLASSES)}
+        self.kind = np.array([number[c] for t in self.trajectories for c in self._classes(t, classes)], "u1")
         self._contrast_arrays(total)
 
     def _by_skill(self, what: str, given: Any, names: list[str] | None = None) -> dict[str, list]:
@@ -296,11 +311,12 @@ class Signals:
 
     def _classes(self, trajectory: Trajectory, classes: Callable[[Sequence[str]], Sequence[str]]) -> list[str]:
         out: list[str] = []
-        joiner = self.vocabulary.joiner
         shown = {i: self.vocabulary[i].decode("utf-8", "replace") for i in set(trajectory.response_ids)}
         for turn in trajectory.turns:
             texts = [shown[i] for i in turn.response_ids]
-            named = list(classes([joiner * (n > 0) + text for n, text in enumerate(texts)]))
+            if self.vocabulary.joiner:
+                texts[1:] = [self.vocabulary.joiner + text for text in texts[1:]]
+            named = list(classes(texts))
             if len(named) != len(texts) or not set(named) <= set(CLASSES):
                 raise ViewError(
                     f"classes: one of {', '.join(CLASSES)} for each of {len(texts)} tokens, got {named!r}"
@@ -412,7 +428,7 @@ class Signals:
 
     def words(self, ids: np.ndarray) -> dict[str, np.ndarray]:
         """The bytes of every token that occurs: ids, ends of each in the bytes, bytes."""
-        used = sorted({*ids.tolist(), *np.unique(self.alt_ids).tolist()})
+        used = np.union1d(ids, self.alt_ids).tolist()
         texts = [self.vocabulary[i] for i in used]
         return {
             "vocabulary_ids": np.array(used, "<i4"),

@@ -7,7 +7,7 @@ import re
 
 import pytest
 from conftest import RECORDED, show
-from signals import HOSTILE, SKILL, hostile, shifts, trajectory
+from signals import HOSTILE, SKILL, hostile, long, shifts, trajectory
 
 from seedkit.types import Skill
 from seedkit.widgets import SkillInspector  # pyright: ignore[reportMissingImports]
@@ -240,6 +240,127 @@ def test_scrolled_away_and_back_colours_stay(opened):
     root.get_by_label("colour", exact=True).select_option("gate")
     back = text.evaluate(classes)
     assert back[:12] == before[:12] and all(back[:12])
+
+
+# Keeps what the page wants to do later until the test lets it.
+HOLD = """(() => { const later = new Map(); let n = 0;
+  window.setTimeout = (f) => { later.set(++n, f); return n; };
+  window.clearTimeout = (id) => later.delete(id);
+  window.pass = () => { for (const [id, f] of [...later].slice(0, 1)) { later.delete(id); f(); }
+    return later.size; }; })()"""
+
+
+@pytest.fixture
+def begun(open_tab, tmp_path):
+    """A view of two long episodes in which only what fills the window has been drawn."""
+    (t, words), (other, _) = long(12_000, 8, 500), long(9_000, 3, 500, seed=1)
+    view = SkillInspector([t, other], [shifts(t), shifts(other)], skills=[SKILL] * 2, policy=words, height=300)
+    tab = open_tab(permissions=["clipboard-read", "clipboard-write"])
+    tab.page.add_init_script(HOLD)
+    root = show(tab, view, tmp_path)
+    assert root.locator(".sk-text").get_attribute("aria-busy") == "true"
+    assert 0 < root.locator("section").count() < 8
+    assert root.locator(".sk-text").evaluate("e => e.scrollHeight > 2 * e.clientHeight")
+    return root, view
+
+
+def whole(root, view):
+    """Every token of the shown episode stands in the text, once and in its place."""
+    shown = root.locator(".sk-block").evaluate_all("es => es.map((e) => e.textContent).join('')")
+    turns = view.signals.trajectories[view.trajectory].turns
+    ids = [i for turn in turns for i in (*turn.context_ids, *turn.response_ids)]
+    assert shown == "".join(view.signals.vocabulary[i].decode() for i in ids)
+    assert root.locator("section").count() == len(turns)
+    assert root.locator(".sk-text").get_attribute("aria-busy") == "false"
+
+
+def test_the_rest_of_a_long_text_follows_by_itself(begun):
+    root, view = begun
+    spans = root.locator(".sk-block span:not(.o)")
+    first = spans.nth(7).element_handle()
+    spans.nth(7).click()
+    before = spans.count()
+    root.page.evaluate("window.pass()")
+    assert spans.count() > before
+    for _ in range(1000):
+        if root.page.evaluate("window.pass()") == 0:
+            break
+    whole(root, view)
+    view.token = 7
+    assert agrees(root, view)
+    assert "cur" in first.get_attribute("class").split()
+    text = root.locator(".sk-text")
+    text.evaluate("e => { e.scrollTop = e.scrollHeight; }")
+    root.page.wait_for_timeout(200)
+    assert all(text.evaluate("e => [...e.querySelectorAll('span:not(.o)')].slice(-20).map((s) => s.className)"))
+
+
+def test_what_is_not_drawn_yet_can_be_jumped_to(begun):
+    root, view = begun
+    text = root.locator(".sk-text")
+    for key, token in (("n", int(view.frame()["delta"].abs().idxmax())), ("End", len(view.frame()) - 1)):
+        text.focus()
+        root.page.keyboard.press(key)
+        view.token = token
+        assert agrees(root, view)
+        current = root.locator(".cur")
+        word = view.signals.vocabulary[view.frame()["token_id"][token]].decode()
+        assert current.evaluate("e => e.textContent") == word
+        inner, outer = current.bounding_box(), text.bounding_box()
+        assert outer["y"] <= inner["y"] and inner["y"] + inner["height"] <= outer["y"] + outer["height"] + 1
+    root.page.wait_for_timeout(200)
+    assert re.search(r"\bb\d+", current.get_attribute("class"))
+
+
+def test_a_turn_that_is_not_drawn_yet_can_be_selected_in_the_heat_map(begun):
+    root, view = begun
+    root.locator(".sk-chart").first.locator("rect", has_text="object, turn 8:").click()
+    frame = view.frame()
+    wanted = frame.index[(frame["class"] == "object") & (frame["turn"] == 7)]
+    assert root.locator(".sk-chosen").inner_text().startswith(f"{len(wanted)} token")
+    root.page.wait_for_timeout(200)
+    assert "sel" in root.locator(".cur").get_attribute("class").split()
+    view.token = int(wanted[0])
+    assert agrees(root, view)
+
+
+def test_search_finds_what_is_not_drawn_yet(begun):
+    root, view = begun
+    word = view.signals.vocabulary[view.frame()["token_id"].iloc[-1]].decode()
+    ids = [i for turn in view.signals.trajectories[0].turns for i in (*turn.context_ids, *turn.response_ids)]
+    text = "".join(view.signals.vocabulary[i].decode() for i in ids)
+    root.get_by_label("search the text").fill(word)
+    assert root.locator(".sk-found").inner_text() == f"1 of {text.count(word)}"
+    whole(root, view)
+
+
+def test_copies_and_folds_take_what_is_not_drawn_yet(begun):
+    root, view = begun
+    root.get_by_role("button", name="fold or unfold").click()
+    assert root.locator("section.folded").count() == 8
+    whole(root, view)
+    root.get_by_label("trajectory", exact=True).select_option("1")
+    view.trajectory = 1
+    assert root.locator("section").count() < 3
+    root.locator(".sk-text").evaluate(
+        "e => getSelection().setBaseAndExtent(e, 0, document.body, document.body.childNodes.length)"
+    )
+    root.page.keyboard.press("Control+c")
+    whole(root, view)
+    turns = view.signals.trajectories[1].turns
+    wanted = b"".join(view.signals.vocabulary[i] for u in turns for i in (*u.context_ids, *u.response_ids))
+    assert root.page.evaluate("navigator.clipboard.readText()") == wanted.decode()
+
+
+def test_another_episode_while_the_first_is_being_drawn(begun):
+    root, view = begun
+    root.page.evaluate("window.pass()")
+    root.get_by_label("trajectory", exact=True).select_option("1")
+    view.trajectory = 1
+    for _ in range(1000):
+        if root.page.evaluate("window.pass()") == 0:
+            break
+    whole(root, view)
 
 
 def test_books_agree_with_the_ledger_or_say_by_how_much(open_tab, recorded, tmp_path):

@@ -29,14 +29,22 @@ const sigmoid = (x) => 1 / (1 + Math.exp(-x));
 const clamp = (x, low, high) => Math.min(Math.max(x, low), high);
 const nought = (x) => (Number.isNaN(x) ? 0 : x);
 
+/** Δ of every token; NaN where no skill reached it. */
+function shift({ student, teacher, taught }) {
+  const delta = new Float64Array(student.length);
+  for (let i = 0; i < delta.length; i++) delta[i] = taught[i] === 1 && Number.isFinite(teacher[i]) ? teacher[i] - student[i] : NaN;
+  return delta;
+}
+
 /** Per-token numbers of a method, float64: {delta, gate, pull, weight, loss}. NaN where no skill reached the token. */
-function numbers(method, beta, coef, { advantage, student, teacher, behaviour, taught }) {
+function numbers(method, beta, coef, signals) {
+  const { advantage, student, teacher, behaviour } = signals;
   const n = student.length;
-  const [delta, gate, pull, weight, loss] = Array.from({ length: 5 }, () => new Float64Array(n));
+  const delta = shift(signals);
+  const [gate, pull, weight, loss] = Array.from({ length: 4 }, () => new Float64Array(n));
   for (let i = 0; i < n; i++) {
     const s = student[i], k = teacher[i], o = behaviour[i];
-    const reached = taught[i] === 1 && Number.isFinite(k);
-    const gap = reached ? k - s : 0;
+    const gap = nought(delta[i]), reached = !Number.isNaN(delta[i]);
     const g = sigmoid(beta * gap);
     const ratio = Math.exp(s - o);
     let a = advantage[i];
@@ -54,7 +62,6 @@ function numbers(method, beta, coef, { advantage, student, teacher, behaviour, t
       w += coef * force;
       l += coef * value;
     }
-    delta[i] = reached ? gap : NaN;
     gate[i] = reached ? g : NaN;
     weight[i] = w;
     pull[i] = reached ? w - own : 0;
@@ -144,9 +151,9 @@ function h(tag, props = {}, ...children) {
   const node = document.createElement(tag);
   for (const [key, value] of Object.entries(props)) {
     if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
-    else if (value !== false && value !== null && value !== undefined) node.setAttribute(key, value === true ? "" : value);
+    else if (value !== false && value != null) node.setAttribute(key, value === true ? "" : value);
   }
-  node.append(...children.filter((c) => c !== null && c !== undefined));
+  node.append(...children.filter((c) => c != null));
   return node;
 }
 
@@ -166,9 +173,12 @@ function nice(x) {
   return [1, 2, 5, 10].map((m) => m * unit).find((m) => m >= x * (1 - 1e-9));
 }
 
-function quantile(values, q) {
-  const sorted = Float64Array.from(values.filter(Number.isFinite), Math.abs).sort();
-  return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))] : 0;
+/** Of the sizes of all finite values in some arrays; 0 where there are none. */
+function quantile(arrays, q) {
+  const sizes = new Float64Array(arrays.reduce((n, values) => n + values.length, 0));
+  let n = 0;
+  for (const values of arrays) for (const x of values) if (Number.isFinite(x)) sizes[n++] = Math.abs(x);
+  return sizes.subarray(0, n).sort()[Math.min(n - 1, Math.floor(q * n))] ?? 0;
 }
 
 // --- data
@@ -250,6 +260,7 @@ class Inspector {
   }
 
   destroy() {
+    clearTimeout(this.later);
     this.observer.disconnect();
     for (const [event, handler] of this.handlers) this.model.off(event, handler);
     finds.delete(this);
@@ -301,11 +312,6 @@ class Inspector {
     this.chosen = h("output", { class: "sk-chosen" });
     this.books = h("div", { class: "sk-books" });
     this.provenance = h("div", { class: "sk-provenance" });
-    this.root.classList.add("sk");
-    this.root.setAttribute("data-lm-suppress-shortcuts", "true");
-    this.root.setAttribute("tabindex", "0");
-    this.root.setAttribute("role", "region");
-    this.root.setAttribute("aria-label", "skill inspector");
     this.root.style.setProperty("--sk-height", `${this.get("height")}px`);
     for (let b = 0; b < BINS; b++) this.root.style.setProperty(`--b${b}`, colour(b));
     this.root.append(
@@ -352,11 +358,11 @@ class Inspector {
     fill(this.controls.other, [["", "nothing"], ...meta.skills.map((s) => [s, s])]);
     fill(this.controls.method, meta.methods.map((m) => [m.name, m.name, m.title]));
     const hidden = { kl: !this.data.kl.length, checkpoint: !meta.checkpoints.length, diff: meta.skills.length < 2 };
-    const channels = Object.entries(CHANNELS).filter(([name]) => !hidden[name]);
-    fill(this.controls.channel, channels.map(([name, [label, help]]) => [name, label, help]));
-    fill(this.controls.underline, [["", "nothing"], ...channels.map(([name, [label, help]]) => [name, label, help])]);
-    this.controls.other.parentNode.hidden = meta.skills.length < 2;
-    this.checkpointRow.hidden = !meta.checkpoints.length;
+    const channels = Object.entries(CHANNELS).filter(([name]) => !hidden[name]).map(([name, words]) => [name, ...words]);
+    fill(this.controls.channel, channels);
+    fill(this.controls.underline, [["", "nothing"], ...channels]);
+    this.controls.other.parentNode.hidden = hidden.diff;
+    this.checkpointRow.hidden = hidden.checkpoint;
     this.controls.checkpoint.max = Math.max(0, meta.checkpoints.length - 1);
     this.domains = new Map();
     this.provenance.textContent = meta.provenance.join(" · ");
@@ -439,14 +445,14 @@ class Inspector {
     values.student = signals.student;
     values.teacher = Float32Array.from(signals.teacher, (k, i) => (signals.taught[i] ? k : NaN));
     values.advantage = signals.advantage;
-    values.kl = signals.kl ?? new Float32Array(n).fill(NaN);
+    const unknown = new Float64Array(n).fill(NaN);
+    values.kl = signals.kl ?? unknown;
     const other = data.meta.skills.indexOf(this.get("other"));
-    values.diff = new Float64Array(n).fill(NaN);
+    values.diff = values.checkpoint = unknown;
     if (other >= 0) {
-      const theirs = numbers(method, this.get("beta"), this.get("coef"), data.signals(this.number, other)).delta;
+      const theirs = shift(data.signals(this.number, other));
       values.diff = values.delta.map((d, i) => d - theirs[i]);
     }
-    values.checkpoint = new Float64Array(n).fill(NaN);
     if (data.meta.checkpoints.length) {
       const from = this.get("checkpoint") * data.responses + this.trajectory.response_start;
       values.checkpoint = Float64Array.from(signals.student, (s, i) => data.checkpoint_logp[from + i] - s);
@@ -460,17 +466,17 @@ class Inspector {
     if (this.domains.has(key)) return this.domains.get(key);
     const { data } = this;
     const all = [];
-    const push = (values) => values?.forEach((v) => all.push(v));
     for (let s = 0; s < Math.max(1, data.meta.skills.length); s++) {
       for (let t = 0; t < data.meta.trajectories.length; t++) {
         const signals = data.signals(t, data.meta.skills.length ? s : -1);
-        if (["advantage", "kl"].includes(name)) push(signals[name]);
-        else if (["student", "teacher"].includes(name)) push(signals.student);
-        else if (name !== "checkpoint") push(numbers(this.method, this.method.beta, this.get("coef"), signals)[name === "diff" ? "delta" : name]);
+        if (["advantage", "kl"].includes(name)) all.push(signals[name] ?? []);
+        else if (["student", "teacher"].includes(name)) all.push(signals.student);
+        else if (["delta", "diff"].includes(name)) all.push(shift(signals));
+        else if (name !== "checkpoint") all.push(numbers(this.method, this.method.beta, this.get("coef"), signals)[name]);
       }
     }
-    if (name === "checkpoint") data.checkpoint_logp.forEach((p, i) => all.push(p - data.behaviour[i % data.responses]));
-    if (!this.method.closed_form) push(this.values?.[name]);
+    if (name === "checkpoint") all.push(data.checkpoint_logp.map((p, i) => p - data.behaviour[i % data.responses]));
+    if (!this.method.closed_form) all.push(this.values?.[name] ?? []);
     const range = name === "gate" ? [0.5, 0.5] : [0, nice(quantile(all, 0.99))];
     this.domains.set(key, range);
     return range;
@@ -478,7 +484,7 @@ class Inspector {
 
   // --- text ---
 
-  /** Turns as blocks of at most 200 tokens; a block is laid out by the browser when it comes near the window. */
+  /** Begin a trajectory's text: what fills the window is drawn at once. */
   layOut() {
     const { data, trajectory: t } = this;
     this.observer.disconnect();
@@ -489,29 +495,52 @@ class Inspector {
     finds.delete(this);
     showFinds();
     this.controls.search.value = this.controls.found.value = "";
-    const turns = [];
+    const sampled = (array) => array.subarray(t.start, t.end).filter((_, n) => data.mask[t.start + n]);
+    [this.ids, this.turnsOf] = [sampled(data.ids), sampled(data.turn)];
+    this.text.replaceChildren();
+    this.text.setAttribute("aria-busy", "true");
+    this.drawing = this.turns();
+    const enough = 5 * this.get("height"); // lines are 24 pixels high: 120 tokens a line
+    this.draw((drawn) => drawn >= enough);
+  }
+
+  /** Draw blocks in order until there are enough, else all; the others follow by themselves, between the browser's frames. */
+  draw(enough = () => false) {
+    clearTimeout(this.later);
+    while (!enough(this.drawn))
+      if (this.drawing.next().done) return this.text.setAttribute("aria-busy", "false");
+    this.later = setTimeout(() => {
+      const until = performance.now() + 30;
+      this.draw(() => performance.now() > until);
+    }, 16);
+  }
+
+  /** Turns as blocks of at most 200 tokens, one a step; a block is laid out by the browser when it comes near the window. */
+  *turns() {
+    const { start, turns } = this.trajectory;
     let response = 0;
-    for (const [n, turn] of t.turns.entries()) {
+    for (const [n, turn] of turns.entries()) {
       const body = h("div", { class: "sk-body", dir: "auto" });
       const count = turn.end - turn.start;
       const words = [`turn ${n + 1}`, `${count} tokens`];
       if (turn.valid === false) words.push(`invalid: ${turn.reason}`);
       if (turn.reward) words.push(`reward ${turn.reward}`);
       const head = h("button", { type: "button", class: "sk-turn", "aria-expanded": "true", tabindex: -1 }, words.join(" · "));
+      this.text.append(h("section", { "data-turn": n, "data-invalid": turn.valid === false }, head, body));
       for (let from = turn.start; from < turn.end; ) {
         const to = Math.min(from + BLOCK, turn.end);
         const block = this.block(from, to, response, from === turn.start);
         response += block.count;
         from = block.to;
         body.append(block.node);
-        if (block.count) this.blocks.push(block);
+        if (block.count) {
+          this.blocks.push(block);
+          this.observer.observe(block.node);
+        }
+        this.drawn = from - start;
+        yield;
       }
-      turns.push(h("section", { "data-turn": n, "data-invalid": turn.valid === false }, head, body));
     }
-    this.text.replaceChildren(...turns);
-    this.turnsOf = new Int16Array(response);
-    for (let i = t.start, r = 0; i < t.end; i++) if (data.mask[i]) this.turnsOf[r++] = data.turn[i];
-    for (const block of this.blocks) this.observer.observe(block.node);
   }
 
   /** One block of spans. Tokens that share a character share a span; a group is never split over blocks. */
@@ -603,7 +632,8 @@ class Inspector {
     const scale = (name) => {
       if (!name || !this.values[name]) return null;
       const [centre, half] = this.domain(name);
-      return { values: this.values[name], centre, half };
+      const values = this.values[name];
+      return (i) => (values[i] - centre) / half;
     };
     this.colouring = scale(this.get("channel"));
     this.underlining = scale(this.get("underline"));
@@ -614,8 +644,7 @@ class Inspector {
   }
 
   bin(i) {
-    const { values, centre, half } = this.colouring;
-    const x = (values[i] - centre) / half;
+    const x = this.colouring(i);
     return Number.isFinite(x) ? clamp(Math.round(x * MIDDLE), -MIDDLE, MIDDLE) + MIDDLE : -1;
   }
 
@@ -637,12 +666,10 @@ class Inspector {
       } else if (this.colouring) {
         const bin = this.bin(i);
         classes.push(bin < 0 ? "na" : `b${bin}`);
-        const { values, centre, half } = this.colouring;
-        if (Math.abs(values[i] - centre) > half * 1.0001) classes.push("clip");
+        if (Math.abs(this.colouring(i)) > 1.0001) classes.push("clip");
       }
       if (this.underlining) {
-        const { values, centre, half } = this.underlining;
-        const x = (values[i] - centre) / half;
+        const x = this.underlining(i);
         const level = Math.min(4, Math.round(Math.abs(x) * 4));
         if (level) classes.push((x > 0 ? "u" : "d") + level);
       }
@@ -666,15 +693,15 @@ class Inspector {
   }
 
   showToken(scroll = true) {
-    if (this.number < 0 || !this.trajectory) return;
+    if (!this.trajectory) return;
     this.current?.classList.remove("cur");
     this.current?.removeAttribute("id");
     this.current?.removeAttribute("aria-label");
     const i = this.get("token");
+    if (i in this.turnsOf) this.draw(() => this.elements[i]);
     this.current = this.elements[i] ?? null;
     if (this.current) {
-      const section = this.current.closest("section");
-      if (section.classList.contains("folded")) this.fold(section, false);
+      this.fold(this.current.closest("section"), false);
       this.current.classList.add("cur");
       this.current.id = `${this.name}-token`;
       this.current.setAttribute("aria-label", this.label(i));
@@ -695,17 +722,12 @@ class Inspector {
 
   label(i) {
     const { values: v } = this;
-    return `${visible(this.data.bytes(this.id(i)))}: turn ${this.turnsOf[i] + 1}, Δ ${signed(v.delta[i], 3)}, gate ${plain(v.gate[i], 3)}, weight ${signed(v.weight[i], 3)}`;
+    return `${visible(this.data.bytes(this.ids[i]))}: turn ${this.turnsOf[i] + 1}, Δ ${signed(v.delta[i], 3)}, gate ${plain(v.gate[i], 3)}, weight ${signed(v.weight[i], 3)}`;
   }
 
-  /** Token id of the i-th response token. */
-  id(i) {
-    if (this.idsOf !== this.number) {
-      const { start, end } = this.trajectory;
-      this.responseIds = this.data.ids.subarray(start, end).filter((_, n) => this.data.mask[start + n]);
-      this.idsOf = this.number;
-    }
-    return this.responseIds[i];
+  /** Class of the i-th response token. */
+  kind(i) {
+    return CLASSES[this.data.kind[this.trajectory.response_start + i]];
   }
 
   showSelection() {
@@ -731,12 +753,13 @@ class Inspector {
     this.go(this.order[at < 0 ? 0 : clamp(at + step, 0, this.count - 1)]);
   }
 
-  fold(section, folded) {
+  fold(section, folded = !section.classList.contains("folded")) {
     section.classList.toggle("folded", folded);
     section.firstChild.setAttribute("aria-expanded", String(!folded));
   }
 
   foldAll() {
+    this.draw();
     const sections = [...this.text.children];
     const folded = !sections.every((s) => s.classList.contains("folded"));
     for (const section of sections) this.fold(section, folded);
@@ -745,7 +768,7 @@ class Inspector {
 
   onClick(event) {
     const head = event.target.closest(".sk-turn");
-    if (head) return this.fold(head.parentNode, !head.parentNode.classList.contains("folded"));
+    if (head) return this.fold(head.parentNode);
     let span = event.target.closest("span");
     if (span?.classList.contains("e")) span = span.parentNode;
     if (!span || span.classList.contains("o") || !getSelection().isCollapsed) return;
@@ -765,19 +788,18 @@ class Inspector {
     if (event.target.closest(".sk-chart")) return;
     const i = this.get("token");
     const turn = this.turnsOf?.[i] ?? 0;
-    const open = (n) => this.turnsOf.findIndex((t) => t === n);
-    const ordinary = { " ": 1, Enter: 1 };
-    if (event.target.matches("button") && ordinary[event.key]) return;
+    const open = (n) => this.turnsOf.includes(n) && this.go(this.turnsOf.indexOf(n));
+    if (event.target.matches("button") && [" ", "Enter"].includes(event.key)) return;
     const act = {
       ArrowRight: () => this.go(i + 1),
       ArrowLeft: () => this.go(Math.max(0, i - 1)),
       Home: () => this.go(0),
       End: () => this.go(this.count - 1),
-      "]": () => open(turn + 1) >= 0 && this.go(open(turn + 1)),
-      "[": () => open(turn - 1) >= 0 && this.go(open(turn - 1)),
+      "]": () => open(turn + 1),
+      "[": () => open(turn - 1),
       n: () => this.jump(1),
       p: () => this.jump(-1),
-      c: () => this.current && this.fold(this.current.closest("section"), !this.current.closest("section").classList.contains("folded")),
+      c: () => this.current && this.fold(this.current.closest("section")),
       t: () => this.controls.view.click(),
       "/": () => this.controls.search.focus(),
       Escape: () => {
@@ -794,6 +816,7 @@ class Inspector {
   onCopy(event) {
     const selection = getSelection();
     if (selection.isCollapsed || !this.text.contains(selection.anchorNode)) return;
+    this.draw();
     const range = selection.getRangeAt(0);
     const parts = [];
     let turn = null, whole = null;
@@ -824,6 +847,7 @@ class Inspector {
     this.found = [];
     this.foundAt = -1;
     if (wanted) {
+      this.draw();
       const nodes = [...textNodes(this.text)];
       const starts = [];
       let all = "";
@@ -859,7 +883,7 @@ class Inspector {
     if (!count) return;
     this.foundAt = (this.foundAt + step + count) % count;
     const node = this.found[this.foundAt].startContainer.parentElement;
-    if (node.closest("section")) this.fold(node.closest("section"), false);
+    this.fold(node.closest("section"), false);
     this.controls.found.value = `${this.foundAt + 1} of ${count}`;
     const i = this.elements.indexOf(node);
     if (i >= 0) this.go(i, false);
@@ -915,7 +939,7 @@ class Inspector {
       return;
     }
     const { values: v, signals, method, data } = this;
-    const bytes = data.bytes(this.id(i));
+    const bytes = data.bytes(this.ids[i]);
     const hex = [...bytes].map((b) => b.toString(16).padStart(2, "0")).join(" ");
     const beta = this.get("beta"), coef = this.get("coef");
     const value = (name, text) => h("tr", {}, h("th", {}, name), h("td", { "data-value": name }, text));
@@ -929,8 +953,8 @@ class Inspector {
     if (data.meta.checkpoints.length) rows.push(value("checkpoint", signed(v.checkpoint[i])));
     this.card.replaceChildren(
       h("b", {}, "why this weight"),
-      h("div", {}, h("code", { class: "sk-token" }, visible(bytes)), ` id ${this.id(i)}, ${bytes.length} byte${bytes.length === 1 ? "" : "s"}`, h("small", {}, ` ${hex}`)),
-      h("div", {}, `turn ${this.turnsOf[i] + 1}, token ${i + 1} of ${this.count}, ${CLASSES[data.kind[this.trajectory.response_start + i]]}`),
+      h("div", {}, h("code", { class: "sk-token" }, visible(bytes)), ` id ${this.ids[i]}, ${bytes.length} byte${bytes.length === 1 ? "" : "s"}`, h("small", {}, ` ${hex}`)),
+      h("div", {}, `turn ${this.turnsOf[i] + 1}, token ${i + 1} of ${this.count}, ${this.kind(i)}`),
       h("div", { class: "sk-sum" }, explain(method, beta, coef, i, v, signals)),
       h("table", {}, h("tbody", {}, ...rows)),
       this.alternatives(i),
@@ -947,7 +971,7 @@ class Inspector {
       const at = place * 2 + side;
       const rank = data.alt_rank[at];
       const items = [...data.alt_ids.subarray(at * k, rank ? at * k + k : 0)].map((id, j) =>
-        h("tr", { class: id === this.id(i) ? "this" : null }, h("td", {}, visible(data.bytes(id))),
+        h("tr", { class: id === this.ids[i] ? "this" : null }, h("td", {}, visible(data.bytes(id))),
           h("td", {}, `${(100 * Math.exp(data.alt_logp[at * k + j])).toFixed(1)} %`)));
       return h("table", {}, h("caption", {}, `${side ? "with the skill" : "without"}: ${rank ? `rank ${rank}` : "–"}`), h("tbody", {}, ...items));
     });
@@ -983,25 +1007,21 @@ class Inspector {
     if (sorter) order.sort((a, b) => (nought(sorter[b]) - nought(sorter[a])) * (down ? 1 : -1) || a - b);
     const pages = Math.max(1, Math.ceil(order.length / size));
     const page = (this.page = clamp(this.page ?? 0, 0, pages - 1));
-    const sort = (n) => () => {
-      this.sorting = [n, key === n ? !down : true];
-      this.drawTable();
-    };
-    const turnTo = (n) => () => {
-      this.page = n;
+    const again = (changes) => () => {
+      Object.assign(this, changes);
       this.drawTable();
     };
     const head = columns.map(([name, values], n) =>
       h("th", { "aria-sort": key === n ? (down ? "descending" : "ascending") : null },
-        values ? h("button", { type: "button", onclick: sort(n), title: `sort by ${name}` }, name) : name));
+        values ? h("button", { type: "button", onclick: again({ sorting: [n, key !== n || !down] }), title: `sort by ${name}` }, name) : name));
     const rows = order.slice(page * size, (page + 1) * size).map((i) =>
       h("tr", { "data-token": i, onclick: () => this.go(i, false) },
-        h("td", {}, String(i + 1)), h("td", { class: "sk-token" }, visible(data.bytes(this.id(i)))),
-        h("td", {}, CLASSES[data.kind[this.trajectory.response_start + i]]), h("td", {}, String(this.turnsOf[i] + 1)),
+        h("td", {}, String(i + 1)), h("td", { class: "sk-token" }, visible(data.bytes(this.ids[i]))),
+        h("td", {}, this.kind(i)), h("td", {}, String(this.turnsOf[i] + 1)),
         ...columns.slice(3).map(([, values]) => h("td", {}, plain(values[i])))));
     this.table.replaceChildren(
-      h("div", {}, h("button", { type: "button", disabled: page === 0, onclick: turnTo(page - 1) }, "◂"),
-        ` page ${page + 1} of ${pages} `, h("button", { type: "button", disabled: page === pages - 1, onclick: turnTo(page + 1) }, "▸")),
+      h("div", {}, h("button", { type: "button", disabled: page === 0, onclick: again({ page: page - 1 }) }, "◂"),
+        ` page ${page + 1} of ${pages} `, h("button", { type: "button", disabled: page === pages - 1, onclick: again({ page: page + 1 }) }, "▸")),
       h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "#"), ...head)), h("tbody", {}, ...rows)));
   }
 
@@ -1185,7 +1205,7 @@ function showFinds() {
 }
 
 function render({ model, el }) {
-  const root = h("div");
+  const root = h("div", { class: "sk", "data-lm-suppress-shortcuts": "true", tabindex: 0, role: "region", "aria-label": "skill inspector" });
   el.append(root);
   const view = new Inspector(model, root);
   requestAnimationFrame(() => view.current && view.reveal(view.current));
