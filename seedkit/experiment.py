@@ -238,8 +238,9 @@ def run(
         for arm in arms
     ]
     processes = processes or joblib.cpu_count()
+    trained = [job[-1] for job in jobs if job[0].method]
     with (
-        _watched([job[-1] for job in jobs], plan.config.updates, progress),
+        _watched(trained, plan.config.updates, progress),
         joblib.parallel_config(backend="loky", inner_max_num_threads=1),
     ):
         parallel = joblib.Parallel(n_jobs=processes, batch_size=1)  # pyright: ignore[reportArgumentType]
