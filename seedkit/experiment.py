@@ -179,7 +179,10 @@ class Outcome:
 def teach(
     folder: Path, env: TextEnv, policy: Policy, tasks: Sequence[Task], config: Stage1Config, *, progress: bool = False
 ) -> None:
-    """Stage 1 on an episode of each task, annotated by the rule, unless its policy is in `folder` already."""
+    """Stage 1 of `policy`, in place, on an episode of each task, annotated by the rule; then it is in `folder`.
+
+    Nothing is done where the folder is there already.
+    """
     if folder.exists():
         return
     played = collect(policy, env, tasks, seed=config.seed, progress=progress)

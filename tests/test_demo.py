@@ -29,7 +29,8 @@ def test_the_demo_goes_from_stage1_to_a_table_and_a_report(tmp_path, capsys):
     assert re.search(r"analyzer names the right workflow: \d+% before, \d+% after", out)
     assert re.search(r"^seed +[\d.]+ \[", out, re.MULTILINE)
     for name in ("grpo", "seed"):
-        protocol = json.loads((tmp_path / "demo" / name / "protocol.json").read_text())
+        run = tmp_path / "demo" / "jobs" / name / "seed-0" / "run"
+        protocol = json.loads((run / "protocol.json").read_text())
         assert protocol["config"]["method"] == name and protocol["config"]["updates"] == 1
     page = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     loads = Loads()
