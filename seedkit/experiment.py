@@ -464,10 +464,10 @@ def summary(outcomes: Sequence[Outcome], *, baseline: str = "grpo") -> list[dict
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """A summary as plain text; rates in percent, tokens in thousands."""
+    """A summary as plain text; rates in percent, tokens in thousands. Differences are to the first row."""
     width = max(len(r["arm"]) for r in rows) + 1
     kinds = [k for k in rows[0] if k not in _COLUMNS]
-    head = f"{'':{width}}{'runs':>5}{'success [95 %]':>21}{'vs ' + rows[0]['arm'] + ' [95 %]':>24}{'P(better)':>10}"
+    head = f"{'':{width}}{'runs':>5}{'success [95 %]':>21}{'difference [95 %]':>24}{'P(better)':>10}"
     lines = [head + f"{'best':>6}" + "".join(f"{k:>6}" for k in kinds) + f"{'k tokens':>9}{'s':>6}"]
     for r in rows:
         gap = "–"

@@ -458,6 +458,10 @@ def alarms(row: dict[str, Any], before: Sequence[dict[str, Any]]) -> list[str]:
     """Signs of collapse in an update's metrics; the run goes on, but nobody finds out hundreds of steps later."""
     found = []
     start = before[0] if before else row
+    won = [r["success"] for r in (*before, row)]
+    means = [sum(won[n - 10 : n]) / 10 for n in range(10, len(won) + 1)]  # of ten updates each
+    if means and means[-1] < 0.6 * max(means):
+        found.append(f"success fell to {means[-1]:.0%} of the last ten updates' episodes from {max(means):.0%}")
     if row["entropy"] < 0.2 * start["entropy"]:
         found.append(f"entropy fell to {row['entropy']:.3f} nats from {start['entropy']:.3f}")
     if row["kl"] > 1.0:

@@ -413,7 +413,7 @@ def test_invalid_actions_cost(env, tasks):
 
 def test_alarms_name_each_sign_of_collapse():
     fine = {"entropy": 1.0, "kl": 0.0, "grad_norm": 1.0, "behaviour_gap": 0.0, "supervised": 1.0, "abs_shift": 0.1}
-    fine |= {"skills": {"ok": 8}}
+    fine |= {"skills": {"ok": 8}, "success": 0.5}
     assert alarms(fine, []) == []
     for change, word in (
         ({"entropy": 0.1}, "entropy"),
@@ -427,6 +427,11 @@ def test_alarms_name_each_sign_of_collapse():
         found = alarms(fine | change, [fine])
         assert len(found) == 1 and word in found[0]
     assert alarms(fine | {"supervised": 0.25, "skills": {"ok": 2, LEFT_OUT: 6}}, [fine]) == []  # as was asked for
+    lost = fine | {"success": 0.0}
+    assert alarms(lost, [fine] * 10) == alarms(lost, [fine] * 10 + [lost] * 3) == []  # 45 and 30 %: noise so far
+    assert alarms(lost, [fine] * 10 + [lost] * 4) == [
+        "success fell to 25% of the last ten updates' episodes from 50%"
+    ]
 
 
 @pytest.mark.parametrize(
