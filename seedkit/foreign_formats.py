@@ -259,16 +259,16 @@ def _react(data: bytes) -> list[tuple[int, Episode]]:
         text = data.decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:
         raise BadRecord("not UTF-8", str(error)) from None
-    parts = re.split(r"^-{5,}[ \t]*$", text, flags=re.MULTILINE)
-    found = [(n, _transcript(part.rpartition("Here is the task.")[2])) for n, part in enumerate(parts, 1)]
-    return [(n, episode) for n, episode in found if episode.turns]
+    parts = enumerate(re.split(r"^-{5,}[ \t]*$", text, flags=re.MULTILINE), 1)
+    lines = [(n, part.rpartition("Here is the task.")[2].split("\n")) for n, part in parts]
+    return [(n, _transcript(part)) for n, part in lines if any(map(_ACT.match, part))]
 
 
-def _transcript(text: str) -> Episode:
+def _transcript(lines: list[str]) -> Episode:
     turns: list[tuple[str, str]] = []
     context: list[str] = []
     success = None
-    for line in text.split("\n"):
+    for line in lines:
         if result := _RESULT.match(line):
             success = result[1] in ("True", "1")
         elif act := _ACT.match(line):
