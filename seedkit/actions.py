@@ -38,7 +38,7 @@ REASONS = (
     NOT_ADMISSIBLE,
 )
 
-_TAG = re.compile(r"<\s*(/?)\s*(think|action)\s*>", re.IGNORECASE)
+_TAG = re.compile(r"<\s*+(/?)\s*+(think|action)\s*+>", re.IGNORECASE)
 
 
 def parse_action(text: Any, admissible: Iterable[str] | None = None) -> Action:

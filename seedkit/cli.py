@@ -97,7 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     inspect = commands.add_parser(
         "inspect", help="a page that shows which tokens a skill moves, from recorded episodes"
     )
-    inspect.add_argument("source", type=Path, help="run directory, or a .parquet or .jsonl file of trajectories")
+    inspect.add_argument(
+        "source", type=Path, help="run directory, .parquet or .jsonl of trajectories, others' rollouts"
+    )
     inspect.add_argument("-o", "--out", type=Path, required=True, help="the page to write (.html)")
     inspect.add_argument("--update", type=int, help="of a run: which update's trajectories; default: the last kept")
     inspect.add_argument("--trajectory", help="number (from 1) or id; default: all of them")

@@ -125,7 +125,13 @@ class Policy:
         return self._markers(self.layout.user) + self.encode(observation) + self._request(turn, skill)
 
     def analysis_ids(self, trajectory: Trajectory) -> list[int]:
-        """The prompt that asks for a hindsight skill on a finished trajectory (without any skill in it)."""
+        """The prompt that asks for a hindsight skill on a finished trajectory (without any skill in it).
+
+        Raises:
+            PolicyError: when nobody recorded whether the trajectory succeeded.
+        """
+        if "success" in trajectory.protocol.get("unknown", ()):
+            raise PolicyError(f"trajectory {trajectory.id!r}: its outcome is not known, so there is no hindsight")
         lay = self.layout
         outcome = "success" if trajectory.success else "failure"
         tail = self._markers(lay.user) + self.encode(trajectory.final_observation) + self._markers(lay.analyze)

@@ -366,6 +366,13 @@ def _update(
     config: Stage2Config,
 ) -> tuple[dict[str, float], Ledger]:
     """One gradient step on a batch; every mean is over all response tokens of the batch."""
+    for t in trajectories:
+        if any(map(math.isnan, (*t.behaviour_logp, t.reward))):
+            how = t.protocol.get("tokens", "not recorded")
+            raise RunError(
+                f"trajectory {t.id!r}: behaviour log-probabilities or reward are unknown (tokens: {how}); "
+                "only the policy's own rollouts can be trained on"
+            )
     rewards = rewards_of(trajectories, config.invalid_penalty)
     groups = [n // config.group for n in range(len(trajectories))]
     advantages = group_advantages(rewards, groups)

@@ -86,7 +86,7 @@ class Turn:
         context_ids: tokens added to the context since the last response (task and first observation in turn 0).
         response_ids: sampled tokens, the end-of-turn token included when it was sampled.
         behaviour_logp: log-probability of each response token under the sampling policy, at the
-            rollout's temperature (nats).
+            rollout's temperature (nats); NaN where it is not known (`seedkit.foreign`).
         action: what was sent to the environment; `valid` and `reason` come from the action parser.
         reward: the environment's reward for it, before any penalty.
     """
@@ -104,7 +104,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """A finished episode. `protocol` holds what decides its numbers (temperature, step limit, grammar, ...)."""
+    """A finished episode. `protocol` holds what decides its numbers (temperature, step limit, grammar, ...).
+
+    `protocol["unknown"]`, where there is one, names fields that hold a stand-in because nobody recorded them.
+    """
 
     id: str
     task: Task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
@@ -344,6 +345,51 @@ def test_inspect_a_run_checks_the_books(tmp_path, capsys):
     assert "update 7 was not kept; there are 0001, 0002" in capsys.readouterr().err
 
 
+CHAT = (
+    '[{"role": "user", "content": "You see a fridge 1. Your task is to: put some bread in fridge."},'
+    ' {"role": "assistant", "content": "go to fridge 1"}]'
+)
+
+
+def test_inspect_scores_other_peoples_rollouts(tmp_path, capsys):
+    (tmp_path / "skill.md").write_text("take it, then go to the place.")
+    (tmp_path / "others.json").write_text(f"[{CHAT}, {CHAT}, [], 7]")
+    arguments = [
+        "inspect",
+        str(tmp_path / "others.json"),
+        "--model",
+        "household-tiny",
+        "-o",
+        str(tmp_path / "p.html"),
+    ]
+    assert main([*arguments, "--skill", str(tmp_path / "skill.md")]) == 0
+    said = capsys.readouterr().out
+    assert "2 trajectories, a skill reached the teacher in 2; played by unknown, scored by " in said
+    assert "retokenized from messages" in said and "2 skipped: 1 no response, 1 a record should be an object" in said
+    page = (tmp_path / "p.html").read_text()
+    assert "outcome unknown" in page and "take it, then go to the place." in page
+    (data,) = re.findall("id='data'>(.*?)</script>", page)
+    json.loads(data, parse_constant=pytest.fail)  # a browser reads no NaN
+
+
+def test_an_unknown_behaviour_is_the_students_own_and_said_to_be_unknown():
+    t = trajectory([((0, 1), (2, 3)), ((4,), (5, 6))])
+    shown = shifts(t)
+    blank = [replace(turn, behaviour_logp=(math.nan,) * 2, reward=math.nan) for turn in t.turns]
+    foreign = replace(t, turns=tuple(blank), reward=math.nan, protocol={"unknown": ["success"]})
+    view = SkillInspector([foreign], [shown], skills=[SKILL], policy=WORDS, advantages=[1.0])
+    frame, usual = view.frame(), SkillInspector([t], [shown], policy=WORDS, advantages=[1.0]).frame()
+    assert frame["behaviour_logp"].isna().all()
+    assert np.allclose(frame["student_logp"], shown.student_logp) and np.allclose(frame["weight"], usual["weight"])
+    assert np.isfinite(frame["loss"]).all() and np.isfinite(np.frombuffer(view.behaviour, "<f4")).all()
+    assert view.meta["trajectories"][0]["turns"][0]["reward"] is None and "outcome unknown" in view.to_text()
+    assert advantages_of([foreign, t, foreign, replace(t, reward=0.0)]) == pytest.approx(
+        [0, 2**-0.5, 0, -(2**-0.5)], abs=1e-5
+    )
+    nothing = SkillInspector([foreign], [None], policy=WORDS, advantages=[1.0]).frame()
+    assert nothing["student_logp"].isna().all() and nothing["weight"].isna().all()  # nobody scored it: no number
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -355,12 +401,19 @@ def test_inspect_a_run_checks_the_books(tmp_path, capsys):
         ([str(RIGHT), "--model", "no-such"], "no policy 'no-such'"),
         ([str(RIGHT), "--method", "sead"], "unknown method 'sead'"),
         (["bare.jsonl"], "no shifts are recorded in it; give a skill to score under"),
+        (["chat.json"], "other people's rollouts (messages); name the policy that scores them (--model)"),
+        (["chat.json", "--model", "household-tiny"], "no shifts are recorded in it; give a skill to score under"),
+        (["torn.jsonl"], "torn.jsonl row 1: should be one JSON object"),
+        (["notes.txt", "--model", "household-tiny"], "notes.txt: should end in .parquet or .jsonl"),
     ],
 )
 def test_inspect_says_what_would_be_right(tmp_path, monkeypatch, capsys, arguments, words):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.md").write_text(" \n")
     write_trajectories(tmp_path / "bare.jsonl", [read_records(RIGHT)[0].trajectory])
+    (tmp_path / "chat.json").write_text(CHAT)
+    (tmp_path / "torn.jsonl").write_bytes((tmp_path / "bare.jsonl").read_bytes()[:500])
+    (tmp_path / "notes.txt").write_text("Nothing to score here.")
     assert main(["inspect", *arguments, "-o", "x.html"]) == 2
     error = capsys.readouterr().err
     assert words in error and len(error.strip().splitlines()) == 1

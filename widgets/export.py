@@ -15,7 +15,7 @@ import numpy as np
 
 from seedkit.plots import DOWN, UP
 
-from .signals import ViewError
+from .signals import ViewError, outcome_of
 
 if TYPE_CHECKING:
     from .inspector import SkillInspector
@@ -99,7 +99,7 @@ def text(view: SkillInspector) -> str:
     signals = view.signals
     frame = view.frame()
     t = signals.trajectories[min(view.trajectory, len(signals.trajectories) - 1)]
-    lines = [f"{t.id}: {'success' if t.success else 'failure'}", *_heading(view)]
+    lines = [f"{t.id}: {outcome_of(t)}", *_heading(view)]
     at = 0
     for n, turn in enumerate(t.turns):
         lines += ["", f"[turn {n + 1}] {_line(turn.observation)}"]
@@ -151,9 +151,8 @@ def summary(view: SkillInspector) -> str:
         f"<th>Δ (nats)</th><th>gate</th><th>weight</th></tr></thead><tbody>{''.join(cells)}</tbody></table>"
     )
     head = "".join(f"<br>{html.escape(line)}" for line in _heading(view))
-    outcome = "success" if t.success else "failure"
     return (
-        f"<div class='sk-summary'><p><b>Skill inspector</b>, {html.escape(_line(t.id))}: {outcome}{head}</p>"
+        f"<div class='sk-summary'><p><b>Skill inspector</b>, {html.escape(_line(t.id))}: {outcome_of(t)}{head}</p>"
         f"{table if cells else ''}<p><small>Run the cell for the live view.</small></p></div>"
     )
 

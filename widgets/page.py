@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from seedkit.analyzer import read_skill
-from seedkit.io import read_ledger, read_records
+from seedkit.foreign import read_foreign, recognise
+from seedkit.io import DataError, Record, read_ledger, read_records
 from seedkit.policy import Policy, load_policy
 from seedkit.rescoring import contrast, rescore
 
@@ -26,20 +27,22 @@ def inspect(
     """Write the page and say in a line what it shows.
 
     Args:
-        source: a run directory, or a file from `write_trajectories`.
+        source: a run directory, a file from `write_trajectories`, or other people's rollouts (`read_foreign`).
         out: the page to write.
         update: of a run, whose trajectories to show; None takes the last that were kept.
         trajectory: number (from 1) or id of the only one to show.
         skill: text (or library) file of a skill to score all shown episodes under; None shows the recorded shifts.
         model: name or folder of the policy that scores; None takes the one that played, by name, or the run's.
+            Other people's rollouts need one, and a skill.
         method: a name in METHODS; None takes the recorded one, else "seed".
 
     Raises:
         ViewError: naming the file and what would be right.
     """
     file = _file(source, update)
-    records = read_records(file)
-    ledger = read_ledger(file.with_suffix(".json")) if file.with_suffix(".json").exists() else None
+    records, foreign, about = _records(file, model)
+    beside = file.with_suffix(".json")
+    ledger = read_ledger(beside) if foreign is None and beside.exists() else None
     numbers = range(len(records))
     if trajectory is not None:
         ids = {r.trajectory.id: n for n, r in enumerate(records)} | {str(n + 1): n for n in numbers}
@@ -48,7 +51,7 @@ def inspect(
         numbers = [ids[trajectory]]
     shown = [records[n].trajectory for n in numbers]
     skills, shifts, contrasts = [records[n].skill for n in numbers], [records[n].shifts for n in numbers], None
-    policy = _policy(file, source, model, [t.protocol.get("policy") for t in shown])
+    policy = foreign or _policy(file, source, model, [t.protocol.get("policy") for t in shown])
     if skill is not None:
         skills = [read_skill(skill)] * len(shown)
         shifts = rescore(policy, shown, skills)
@@ -77,7 +80,25 @@ def inspect(
     reached = sum(s is not None and s.skill_tokens > 0 for s in shifts)
     played = {t.policy_version for t in shown}
     note = "" if versions <= played else f"; played by {', '.join(sorted(played))}, scored by {policy.version}"
-    return f"{out}: {len(shown)} trajectories, a skill reached the teacher in {reached}{note}"
+    return f"{out}: {len(shown)} trajectories, a skill reached the teacher in {reached}{note}{about}"
+
+
+def _records(file: Path, model: str | None) -> tuple[list[Record], Policy | None, str]:
+    """A file's records; of other people's rollouts also the policy that made their tokens, and what to tell."""
+    try:
+        return read_records(file), None, ""
+    except DataError:
+        if (format := recognise(file)) is None:
+            raise
+    if model is None:
+        raise ViewError(f"{file}: other people's rollouts ({format}); name the policy that scores them (--model)")
+    policy = load_policy(model)
+    read = read_foreign(file, policy)
+    share = max(max(t.protocol["unknown_tokens"].values()) for t in read.trajectories)
+    about = f"; retokenized from {format}, at most {share:.0%} of a trajectory's tokens unknown to the tokenizer"
+    if read.skipped:
+        about += f"; {len(read.skipped)} skipped: " + ", ".join(f"{n} {why}" for why, n in read.reasons.most_common())
+    return [Record(t) for t in read.trajectories], policy, about
 
 
 def _file(source: Path, update: int | None) -> Path:

@@ -221,10 +221,19 @@ def state_of(trajectory: Trajectory, shifts: Shifts | None) -> State:
     return State("ok")
 
 
+def outcome_of(trajectory: Trajectory) -> str:
+    """In a word or two."""
+    if "success" in trajectory.protocol.get("unknown", ()):
+        return "outcome unknown"
+    return "success" if trajectory.success else "failure"
+
+
 def advantages_of(trajectories: Sequence[Trajectory]) -> list[float]:
-    """A of each trajectory relative to the others of its task (reward sd; 0 where it is the only one)."""
+    """A of each trajectory relative to the others of its task (reward sd; 0 where none other has a known reward)."""
     rewards = torch.tensor([t.reward for t in trajectories], dtype=torch.float64)
-    return group_advantages(rewards, [t.task.id for t in trajectories]).tolist()
+    unknown = rewards.isnan().tolist()
+    groups = [n if unknown[n] else t.task.id for n, t in enumerate(trajectories)]
+    return group_advantages(rewards.nan_to_num(), groups).tolist()
 
 
 class Signals:
@@ -272,6 +281,9 @@ class Signals:
                     self.student[row, a:b], self.teacher[row, a:b] = one.student_logp, one.teacher_logp
                     self.taught[row, a:b] = np.array(one.mask, bool) & np.isfinite(self.student[row, a:b])
         self.student = np.where(np.isfinite(self.student), self.student, self.behaviour).astype("<f4")
+        self.recorded = ~np.isnan(self.behaviour)
+        for row in self.student:  # nobody recorded o: it is taken to be s, as in the methods' table
+            self.behaviour = np.where(np.isnan(self.behaviour), row, self.behaviour)
         self.checkpoints = list(checkpoints or {})
         self.checkpoint_logp = np.zeros((len(self.checkpoints), total), "<f4")
         for row, (name, logps) in enumerate((checkpoints or {}).items()):
@@ -370,7 +382,7 @@ class Signals:
             "token_id": t.response_ids,
             "token": [self.vocabulary[i].decode("utf-8", "backslashreplace") for i in t.response_ids],
             "class": [CLASSES[k] for k in self.kind[a:b]],
-            "behaviour_logp": self.behaviour[a:b].astype(float),
+            "behaviour_logp": np.where(self.recorded[a:b], self.behaviour[a:b], np.nan).astype(float),
             "student_logp": (self.student[skill, a:b] if known else self.behaviour[a:b]).astype(float),
             "teacher_logp": np.where(self.taught[skill, a:b], self.teacher[skill, a:b], np.nan) if known else np.nan,
             "advantage": self.advantage[a:b].astype(float),
@@ -396,10 +408,10 @@ class Signals:
                 mask += [0] * len(one.context_ids) + [1] * len(one.response_ids)
                 turn += [n] * (len(ids) - begin)
                 turns.append({"start": begin, "end": len(ids), "valid": one.valid, "reason": one.reason})
-                turns[-1]["reward"] = one.reward
+                turns[-1]["reward"] = None if np.isnan(one.reward) else one.reward  # JSON has no NaN
             about.append(
                 {
-                    "label": f"{number + 1} · {t.task.kind} · {'success' if t.success else 'failure'} · {t.id}",
+                    "label": f"{number + 1} · {t.task.kind} · {outcome_of(t)} · {t.id}",
                     "start": start,
                     "end": len(ids),
                     "response_start": self.bounds[number][0],
