@@ -211,6 +211,10 @@ def test_the_whole_episode_is_there_in_order():
     ]
 
 
+def test_where_nothing_was_seen_it_says_so():
+    assert asked(episode(last=" \n"))[0][-4:] == ["| (nothing)", "EPISODE ENDS", "", LOST]
+
+
 def test_the_outcome_decides_what_is_asked():
     assert asked(episode())[0][-1] == LOST
     assert "failed at its limit of turns. Write the rule" in asked(episode(truncated=True))[0][-1]
