@@ -1,8 +1,8 @@
 """Who writes the skills: the current policy (SEED), a frozen one, a rule, a library (SDAR), or nobody (placebos).
 
 One protocol, `write_skills(trajectories) → list[Skill]`, one skill a trajectory. A failure is a skill with a
-reason, and the reasons are counted; no signal is better than a wrong one. Leaves out for now: analyzers behind an
-endpoint, UCB retrieval.
+reason, and the reasons are counted; no signal is better than a wrong one. `EndpointAnalyzer`, a chat model behind a
+server, has a module of its own. Leaves out for now: UCB retrieval.
 """
 
 from __future__ import annotations
@@ -16,16 +16,20 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from seedkit.analysis import parse_analysis
+from seedkit.endpoint import EndpointAnalyzer
 from seedkit.envs.base import data_dir
 from seedkit.envs.household_skills import PLACEBOS, hindsight
+from seedkit.io import DataError, read_records
 from seedkit.policy import Policy
 from seedkit.types import Skill, Task, Trajectory
 
 __all__ = [
     "Analyzer",
+    "EndpointAnalyzer",
     "FrozenAnalyzer",
     "PlaceboAnalyzer",
     "PolicyAnalyzer",
+    "Replay",
     "RuleAnalyzer",
     "SkillError",
     "SkillLibrary",
@@ -119,6 +123,29 @@ class RuleAnalyzer:
                 skill = Skill(reason=f"rule: {error}")
             skills.append(replace(skill, author=self.author, source=trajectory.id))
         return skills
+
+
+class Replay:
+    """Skills written earlier, with the authors they had, from a file of `io.write_trajectories(…, skills=…)`.
+
+    A skill belongs to the trajectory of the same id and the same sampled tokens; any other trajectory gets the reason
+    "not recorded". Answers of a server repeat with `EndpointAnalyzer(replay=…)`.
+
+    Raises:
+        DataError: for a file that cannot be read, or that has two skills for one trajectory.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.author = f"replay ({Path(path).name})"
+        self.skills: dict[tuple[str, tuple[int, ...]], Skill] = {}
+        for n, (trajectory, skill, _) in enumerate(read_records(path), 1):
+            if skill and self.skills.setdefault((trajectory.id, trajectory.response_ids), skill) != skill:
+                raise DataError(f"{path} row {n}: should be the only skill of the trajectory {trajectory.id!r}")
+
+    def write_skills(self, trajectories: Sequence[Trajectory]) -> list[Skill]:
+        """The recorded skill of each trajectory; one that was recorded with a reason keeps it."""
+        missing = Skill(author=self.author, reason="not recorded")
+        return [replace(self.skills.get((t.id, t.response_ids), missing), source=t.id) for t in trajectories]
 
 
 class SkillLibrary:

@@ -11,6 +11,7 @@ from seedkit.analyzer import (
     FrozenAnalyzer,
     PlaceboAnalyzer,
     PolicyAnalyzer,
+    Replay,
     RuleAnalyzer,
     SkillError,
     SkillLibrary,
@@ -20,6 +21,7 @@ from seedkit.analyzer import (
 from seedkit.build import make_policy
 from seedkit.envs.household_games import KINDS
 from seedkit.envs.household_skills import PLACEBOS, named_workflow, skill_text
+from seedkit.io import DataError, write_trajectories
 from seedkit.types import Skill, Task, Trajectory, Turn
 
 ROOM = "You are in the middle of a room. Looking quickly around you, you see a desk 1, and a fridge 1."
@@ -183,6 +185,47 @@ def test_a_rule_of_ones_own(policy):
     skills = RuleAnalyzer(shout).write_skills([episode(policy), episode(policy, "look")])
     assert skills[0].episode == "TAKE IT (2)"
     assert skills[1].reason == "rule: not today"
+
+
+# --- what was written earlier
+
+
+def recorded(tmp_path, trajectories, skills, suffix="jsonl"):
+    path = tmp_path / f"skills.{suffix}"
+    write_trajectories(path, trajectories, skills=skills)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_recorded_skills_come_back_by_trajectory(policy, episodes, tmp_path, suffix):
+    """In any order and any number; one that failed keeps its reason, one that is not there gets one."""
+    ids = [t.id for t in episodes]
+    skills = [Skill("a.", {0: "b."}, "someone", ids[0], "v"), Skill(reason="null"), None]
+    replay = Replay(recorded(tmp_path, episodes[:3], skills, suffix))
+    missing = Skill(author=f"replay (skills.{suffix})", reason="not recorded")
+    assert replay.write_skills(episodes[::-1]) == [
+        dataclasses.replace(missing, source=ids[3]),
+        dataclasses.replace(missing, source=ids[2]),
+        Skill(reason="null", source=ids[1]),
+        skills[0],
+    ]
+    assert replay.write_skills([]) == []
+
+
+def test_a_recorded_skill_is_for_its_very_episode(policy, episodes, tmp_path):
+    """Another episode of that task, by another policy, can have the same id; it has other tokens."""
+    other = dataclasses.replace(episodes[2], id=episodes[1].id)
+    replay = Replay(recorded(tmp_path, [episodes[1]], [Skill("a.")]))
+    assert [skill.reason for skill in replay.write_skills([other, episodes[1]])] == ["not recorded", None]
+    both = Replay(recorded(tmp_path, [episodes[1], other], [Skill("a."), Skill("b.")]))
+    assert [skill.episode for skill in both.write_skills([other, episodes[1]])] == ["b.", "a."]
+
+
+def test_two_skills_for_one_episode(episodes, tmp_path):
+    twice = [episodes[0], episodes[0]]
+    assert Replay(recorded(tmp_path, twice, [Skill("a."), Skill("a.")])).write_skills(twice)[1].ok
+    with pytest.raises(DataError, match=r"skills.jsonl row 2: should be the only skill"):
+        Replay(recorded(tmp_path, twice, [Skill("a."), Skill("b.")]))
 
 
 # --- the library ---------------------------------------------------------------------------------------------------
