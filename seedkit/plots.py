@@ -23,6 +23,8 @@ from seedkit.types import Shifts, Skill, Trajectory
 DOWN, UP = (33, 102, 172), (179, 88, 6)
 PALETTE = ("#2166ac", "#b35806", "#1b7837", "#762a83", "#4d4d4d")
 DASHES = ("solid", "dash", "dot")
+BELOW = {"orientation": "h", "y": -0.2, "yanchor": "top"}
+"""A legend of long names takes no width from the plot."""
 
 
 class PlotError(ValueError):
@@ -154,8 +156,9 @@ def learning_curves(outcomes: Sequence[Outcome], key: str, title: str, unit: str
             marker={"size": 5},
         )
     figure.update_layout(
-        title=title, xaxis_title="update", yaxis_title=unit, template="plotly_white", height=380, showlegend=True
+        title=title, xaxis_title="update", yaxis_title=unit, template="plotly_white", height=440, legend=BELOW
     )
+    figure.update_layout(showlegend=True, margin={"t": 60, "b": 40})
     return figure
 
 
@@ -198,7 +201,8 @@ def kind_bars(rows: Sequence[Mapping[str, Any]], kinds: Sequence[str], title: st
                 "pattern": {"shape": ("", "/", "x", ".")[n // len(PALETTE) % 4]},
             },
         )
-    figure.update_layout(title=title, yaxis_title="success, %", template="plotly_white", height=380, barmode="group")
+    figure.update_layout(title=title, yaxis_title="success, %", template="plotly_white", height=440, barmode="group")
+    figure.update_layout(legend=BELOW)
     figure.update_yaxes(range=[0, 100])
     return figure
 
@@ -211,7 +215,7 @@ def sensitivity(rows: Sequence[Mapping[str, Any]], title: str) -> go.Figure:
         _with_interval(figure, [r["coef"] for r in line], line, f"β = {beta:g}", n)
     figure.update_layout(title=title, xaxis_title="λ", yaxis_title="success, %", template="plotly_white", height=380)
     figure.update_xaxes(type="log")
-    return figure
+    return figure.update_layout(legend=BELOW)
 
 
 def data_efficiency(rows: Sequence[Mapping[str, Any]], title: str) -> go.Figure:
@@ -224,7 +228,7 @@ def data_efficiency(rows: Sequence[Mapping[str, Any]], title: str) -> go.Figure:
         title=title, xaxis_title="training tasks", yaxis_title="success, %", template="plotly_white", height=380
     )
     figure.update_xaxes(type="log")
-    return figure
+    return figure.update_layout(legend=BELOW)
 
 
 def _with_interval(figure: go.Figure, x: list, rows: Sequence[Mapping[str, Any]], name: str, n: int) -> None:
