@@ -432,9 +432,9 @@ def test_a_failure_of_all_stops_after_some(server):
 
 
 def test_failures_that_are_not_in_a_row_do_not_stop(server):
-    server.plays(lambda h, number: h.say(completion(GOOD)) if number % 20 == 19 else h.say(b"", 400))
+    server.plays(lambda h, number: h.say(completion(GOOD)) if number % 10 == 9 else h.say(b"", 400))
     skills = analyzer(server, concurrency=1).write_skills(episodes(60))
-    assert reasons(skills) == {"ok": 3, "refused (400)": 57}
+    assert reasons(skills) == {"ok": 6, "refused (400)": 54}  # answers that came together may be counted in any order
 
 
 def test_no_server(monkeypatch, pauses):
