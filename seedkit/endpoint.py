@@ -96,6 +96,21 @@ class _Failed(Exception):
         self.reason, self.again, self.wait, self.words, self.right = reason, again, wait, words, right
 
 
+class _Run:
+    """How a call's requests end, in the order in which they do; `last` is the failure after which none is sent."""
+
+    def __init__(self) -> None:
+        self.heard = self.row = 0
+        self.last: _Failed | None = None
+        self.hint = ""
+
+    def count(self, failed: _Failed) -> None:
+        self.heard, self.row = self.heard + 1, self.row + 1
+        hint = _hopeless(failed, self.row, none_yet=self.row == self.heard)
+        if hint and self.last is None:
+            self.last, self.hint = failed, hint
+
+
 class EndpointAnalyzer:
     """A chat model behind an OpenAI-compatible server writes the skills.
 
@@ -194,24 +209,22 @@ class EndpointAnalyzer:
         if self._replay is not None:  # before anything is paid for
             self._replay.parent.mkdir(parents=True, exist_ok=True)
             self._replay.touch()
-        failures, row = {}, 0
+        failures, run = {}, _Run()
         bar = tqdm(total=len(bodies), desc="hindsight", unit="answer", disable=not self.progress, leave=False)
         limits = httpx2.Limits(max_connections=self.concurrency)
         client = httpx2.AsyncClient(headers=headers, timeout=None, follow_redirects=False, limits=limits)
         with bar, start_blocking_portal() as portal, portal.wrap_async_context_manager(client):
             slots = portal.call(anyio.Semaphore, self.concurrency)
-            futures = {portal.start_task_soon(self._ask, client, slots, body): key for key, body in bodies.items()}
-            for done, future in enumerate(as_completed(futures), 1):
+            futures = {portal.start_task_soon(self._ask, client, slots, body, run): k for k, body in bodies.items()}
+            for future in as_completed(futures):  # once there is no sense in asking on, the rest fails at once
                 bar.update()
                 try:
                     self._keep(futures[future], future.result(), secret)
-                    row = 0
                 except _Failed as failed:
                     failures[futures[future]] = failed.reason
-                    row += 1
-                    if hint := _hopeless(failed, row, none_yet=row == done):
-                        words = f" {_hide(failed.words, secret)[:200]!r}" if failed.words else ""
-                        raise EndpointError(f"{self.url}: {failed.reason}{words}; {hint}") from None
+        if run.last is not None:
+            words = f" {_hide(run.last.words, secret)[:200]!r}" if run.last.words else ""
+            raise EndpointError(f"{self.url}: {run.last.reason}{words}; {run.hint}")
         return failures
 
     def _keep(self, key: str, answer: _Answer, secret: str) -> None:
@@ -228,14 +241,18 @@ class EndpointAnalyzer:
             completion_tokens=used.completion_tokens + (answer.completion_tokens or 0),
         )
 
-    async def _ask(self, client: httpx2.AsyncClient, slots: anyio.Semaphore, body: dict[str, Any]) -> _Answer:
+    async def _ask(
+        self, client: httpx2.AsyncClient, slots: anyio.Semaphore, body: dict[str, Any], run: _Run
+    ) -> _Answer:
         """One answer, after as many attempts as it takes and are allowed."""
         async with slots:
             attempt = 0
-            while True:
+            while run.last is None:
                 try:
                     with anyio.fail_after(self.timeout):
-                        return await self._post(client, body)
+                        answer = await self._post(client, body)
+                    run.heard, run.row = run.heard + 1, 0
+                    return answer
                 except TimeoutError:
                     failed = _Failed(TIMEOUT, again=True)
                 except httpx2.TransportError as error:
@@ -244,9 +261,11 @@ class EndpointAnalyzer:
                 except _Failed as error:
                     failed = error
                 if attempt >= self.retries or not failed.again:
+                    run.count(failed)
                     raise failed
                 await sleep(failed.wait + 2 ** min(attempt, 6) * _jitter.uniform(0.5, 1.0))
                 attempt += 1
+            raise _Failed("not asked")
 
     async def _post(self, client: httpx2.AsyncClient, body: dict[str, Any]) -> _Answer:
         content = bytearray()

@@ -419,7 +419,7 @@ def test_a_permanent_failure_stops_at_once(server, status):
     assert right.get(status, "base_url should be") in message
     assert message.isprintable()
     assert len(message) < 600
-    assert len(server.asked) < 25  # some are on their way until the first failure is heard of
+    assert len(server.asked) == 1
     assert {path for path, *_ in server.asked} == {"/v1/chat/completions"}
 
 
@@ -428,13 +428,13 @@ def test_a_failure_of_all_stops_after_some(server):
     with pytest.raises(EndpointError, match="20 requests in a row failed") as caught:
         analyzer(server, concurrency=2).write_skills(episodes(200))
     assert "refused (400) 'No such parameter: max_tokens'" in str(caught.value)
-    assert 20 <= len(server.asked) < 100
+    assert 20 <= len(server.asked) <= 21  # two at a time
 
 
 def test_failures_that_are_not_in_a_row_do_not_stop(server):
-    server.plays(lambda h, number: h.say(completion(GOOD)) if number % 10 == 9 else h.say(b"", 400))
+    server.plays(lambda h, number: h.say(completion(GOOD)) if number % 20 == 19 else h.say(b"", 400))
     skills = analyzer(server, concurrency=1).write_skills(episodes(60))
-    assert reasons(skills) == {"ok": 6, "refused (400)": 54}  # answers that came together may be counted in any order
+    assert reasons(skills) == {"ok": 3, "refused (400)": 57}
 
 
 def test_no_server(monkeypatch, pauses):
