@@ -13,7 +13,7 @@ DEBIAN := apt-get install build-essential cmake python3 python3-venv
 demo: $(READY)
 	$(BIN)/seedkit demo
 
-# MALLOC_*: glibc keeps freed tensors instead of giving their pages back each time, a tenth to a fifth less time in rollouts.
+# MALLOC_*: glibc keeps freed tensors instead of giving their pages back, up to a fifth less processor time in rollouts.
 test: $(READY)
 	OMP_NUM_THREADS=1 MALLOC_TRIM_THRESHOLD_=2000000000 MALLOC_MMAP_THRESHOLD_=2000000000 HF_HUB_OFFLINE=1 \
 		$(BIN)/python -m pytest -n 2 --dist loadfile --nbmake --nbmake-timeout=300 \
