@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     versus.add_argument("--limit", type=int, default=216, help="tasks of it, all kinds in equal shares")
     versus.add_argument("--episodes", type=int, default=1, help="a task in the test")
     versus.add_argument("--train-tasks", type=int, default=384, help="training tasks, all kinds in equal shares")
-    versus.add_argument("--start", type=Path, help="policy all start from; default: household-tiny after Stage 1")
+    versus.add_argument("--start", default="household-tiny-stage1", help="policy all start from (name or folder)")
     versus.add_argument("--updates", type=int, default=24)
     versus.add_argument("--tasks", type=int, default=4, help="tasks an update")
     versus.add_argument("--group", type=int, default=8, help="episodes a task")
@@ -178,14 +178,12 @@ def _compare(options: argparse.Namespace) -> None:
 
 def _run_comparison(options: argparse.Namespace) -> list:
     from seedkit.envs import make, spread
-    from seedkit.experiment import Arm, Plan, read_results, run, teach
-    from seedkit.policy import load_policy
-    from seedkit.train import Stage1Config, Stage2Config
+    from seedkit.experiment import Arm, Plan, read_results, run
+    from seedkit.train import Stage2Config
 
     env, arms = make("household"), [Arm.parse(text) for text in options.methods]
-    start = options.start or options.out / "start"
     plan = Plan(
-        start,
+        options.start,
         spread(env.panel("train"), options.train_tasks),
         spread(env.panel(options.panel), options.limit),
         spread(env.panel("valid_seen"), options.validation),
@@ -193,10 +191,6 @@ def _run_comparison(options: argparse.Namespace) -> list:
         episodes=options.episodes,
         eval_every=options.eval_every,
     )
-    if not options.start:
-        teach(
-            start, env, load_policy("household-tiny"), spread(env.panel("train"), 384), Stage1Config(), progress=True
-        )
     known = read_results(options.known) if options.known else ()
     return run(arms, options.seeds, plan, options.out, known=known, processes=options.processes, progress=True)
 

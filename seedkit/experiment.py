@@ -107,8 +107,8 @@ class Arm:
 class Plan:
     """What all arms of a comparison share."""
 
-    start: Path
-    """Folder of the policy that every arm starts from."""
+    start: str | Path
+    """The policy that every arm starts from, by name or folder."""
     train: Sequence[Task]
     """Training tasks."""
     test: Sequence[Task]
@@ -236,12 +236,12 @@ def run(
         if not place.exists():
             write_results(place, [outcome])
     jobs = [
-        (arm, seed, plan, protocol, out / "jobs" / _folder(arm.name) / f"seed-{seed}")
+        (arm, seed, plan, protocol, out / "jobs" / _folder(arm.name) / f"seed-{seed}", os.getpid())
         for seed in seeds
         for arm in arms
     ]
     processes = processes or joblib.cpu_count()
-    trained = [job[-1] for job in jobs if job[0].method]
+    trained = [job[4] for job in jobs if job[0].method]
     with (
         _watched(trained, plan.config.updates, progress),
         joblib.parallel_config(backend="loky", inner_max_num_threads=1),
@@ -257,8 +257,8 @@ def _folder(name: str) -> str:
     return re.sub(r"[^\w.=,+-]", "_", name)
 
 
-def _job(arm: Arm, seed: int, plan: Plan, protocol: dict[str, Any], folder: Path) -> Outcome:
-    """One arm with one seed, from wherever its folder stands."""
+def _job(arm: Arm, seed: int, plan: Plan, protocol: dict[str, Any], folder: Path, owner: int) -> Outcome:
+    """One arm with one seed, from wherever its folder stands, for as long as the process `owner` lives."""
     with _alone(folder), _one_thread():
         file = folder / "outcome.jsonl"
         if file.exists():
@@ -267,14 +267,18 @@ def _job(arm: Arm, seed: int, plan: Plan, protocol: dict[str, Any], folder: Path
                 raise ProtocolError(f"{folder} holds another arm named {arm.name}: {', '.join(differ)} differ")
             return found
         try:
-            outcome = _play(arm, seed, plan, protocol, folder)
+            outcome = _play(arm, seed, plan, protocol, folder, owner)
         except ValueError as error:
             raise RunError(f"{arm.name}, seed {seed}: {error}") from error
         write_results(file, [outcome])
         return outcome
 
 
-def _play(arm: Arm, seed: int, plan: Plan, protocol: dict[str, Any], folder: Path) -> Outcome:
+def _play(arm: Arm, seed: int, plan: Plan, protocol: dict[str, Any], folder: Path, owner: int) -> Outcome:
+    def leave_if_orphaned(*_: Any) -> None:
+        if owner not in (os.getpid(), os.getppid()):  # killed: nobody waits for this job, and it can be resumed
+            os._exit(1)
+
     env, rows = make(plan.environment), []
     policy = load_policy(arm.start or plan.start)
     if arm.method is not None:
@@ -294,6 +298,7 @@ def _play(arm: Arm, seed: int, plan: Plan, protocol: dict[str, Any], folder: Pat
             validation=plan.validation,
             eval_every=plan.eval_every,
             save_every=plan.config.updates,
+            on_update=leave_if_orphaned,
         )
 
     def test(policy: Policy) -> Result:

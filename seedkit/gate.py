@@ -4,7 +4,7 @@ Implements the sampled-token terms of SDAR and SEED (gated), GRPO+OPSD (plain) a
 and two that follow the teacher's sign: the centred gate (ours) and the sampled reverse KL. Each loss stands beside
 its closed-form effect on the token (`distill_weights`). Besides, divergences of the whole next-token distributions
 (`reverse_kl_full`, `forward_kl_full`, `js_full`), and several teachers made one (`combine_teachers`).
-Leaves out schedules of the coefficient.
+Leaves out schedules of the coefficient (`Method.fade`).
 
 Log-probabilities are in nats: of the sampled response tokens [B, T], or of all V tokens of the vocabulary [B, T, V].
 Student and teacher must have been scored at one temperature, the rollout's, as `Policy` does.

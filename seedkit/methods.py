@@ -2,8 +2,7 @@
 
 Implements the table of methods as data (`METHODS`), the per-token losses training minimises (`method_losses`) and
 their closed form at the current weights (`token_weights`); a test holds the two equal for every row that has one.
-Leaves out the KL penalty all methods share, schedules of a coefficient (RLSD's decay to 0, Skill-SD's warm-down) and
-OPID's mean-only advantage.
+Leaves out the KL penalty all methods share and OPID's mean-only advantage.
 
 Every ablation is one switch: a field, `replace(METHODS["seed"], ...)`, or an argument; beside it, the command's.
 
@@ -15,6 +14,7 @@ Every ablation is one switch: a field, `replace(METHODS["seed"], ...)`, or an ar
     no RL                     policy_gradient=False
     failed trajectories only  failed_only=True
     EMA or frozen teacher     teacher_decay=0.9, 1 (0: live)                    --teacher 0.9, 1
+    a term that fades out     fade=20                                           compare: seed:fade=20
     skill at inference        evaluate(..., skills=...)                         seedkit evaluate --prompted
 
 A method of your own is a `Method` too; `term`, `weight` and `shaping` may be functions:
@@ -26,6 +26,8 @@ A method of your own is a `Method` too; `term`, `weight` and `shaping` may be fu
 >>> token_weights(mine, advantage=torch.ones(1), student_logp=s, teacher_logp=k, response_mask=ones)
 tensor([[1.1000, 1.0000]])
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Callable
@@ -109,6 +111,8 @@ class Method:
     """How several skills of a trajectory become one teacher, as in `combine_teachers`."""
     teacher_decay: float | int = 0.0
     """Share of its weights the teacher keeps in an update: 0 the live policy, 1 frozen at the start, else an EMA."""
+    fade: int | None = None
+    """λ falls linearly and is 0 from this update on, where no skill is written any more; None: it stays."""
     failed_only: bool = False
     """Successful trajectories get no skill."""
     source: str = ""
@@ -128,6 +132,10 @@ class Method:
             raise ValueError(f"{self.name}: without the GRPO term and without a distillation term nothing is trained")
         if self.step_scale is not None and self.shaping is None:
             raise ValueError(f"{self.name}: step_scale scales a shift in the advantage, and shaping is None")
+        if self.fade is not None and (isinstance(self.fade, bool) or self.fade < 1):
+            raise ValueError(f"{self.name}: fade must be a number of updates, at least 1, got {self.fade}")
+        if self.fade is not None and not (self.policy_gradient and self.needs_teacher):
+            raise ValueError(f"{self.name}: fade needs a term or shaping that fades and the GRPO term that stays")
         if self.combine not in COMBINATIONS:
             raise ValueError(
                 f"{self.name}: unknown combine {self.combine!r}; choose one of {', '.join(COMBINATIONS)}"
@@ -142,6 +150,14 @@ class Method:
     def needs_teacher(self) -> bool:
         """True when responses must be scored a second time, under a skill."""
         return self.term is not None or self.shaping is not None
+
+    def at(self, update: int) -> Method:
+        """The row as it is in an update, counted from 1: the same, but for a λ that fades."""
+        if self.fade is None:
+            return self
+        if update >= self.fade:
+            return replace(self, coef=0.0, term=None, whole=False, shaping=None, step_scale=None, fade=None)
+        return replace(self, coef=self.coef * (1 - update / self.fade))
 
     @property
     def no_closed_form(self) -> str | None:
@@ -172,8 +188,8 @@ METHODS: dict[str, Method] = {row.name: row for row in (
            skills="library", term="skill_sd", coef=0.001,
            source="arXiv 2604.10674; the trainer in ZJU-REAL/SDAR (a223108) defaults to λ = 0.1"),
     Method("rlsd", "A·(1 - μ + μ·clip(e^(sign(A)·Δ), 1 - ε, 1 + ε))", "The shift scales the advantage only",
-           skills="library", shaping="rlsd", coef=0.5,
-           source="arXiv 2604.03128 as in ZJU-REAL/SDAR (a223108), where μ decays to 0 in 50 updates; constant here"),
+           skills="library", shaping="rlsd", coef=0.5, fade=50,
+           source="arXiv 2604.03128; μ and its 50 updates as in ZJU-REAL/SDAR (a223108)"),
     Method("sdar", "A + λ·σ(βΔ)", "GRPO plus gated distillation of library skills",
            skills="library", term="gated", coef=0.01,
            source="arXiv 2605.15155"),

@@ -243,6 +243,7 @@ def stage2(
     bar = tqdm(total=config.updates, initial=len(rows), desc=chosen.name, disable=not progress, leave=False)
     while len(rows) < config.updates:
         update, lap = len(rows), _Laps()
+        now = chosen.at(update + 1)
         batch = batch_tasks(tasks, config, update)
         prompts = SkillLibrary().write_for(batch) if chosen.skill_in_prompt else None
         trajectories = collect(
@@ -259,21 +260,21 @@ def stage2(
 
         skills: list[Skill] = [Skill(reason="not asked for")] * len(trajectories)
         shifts: list[Shifts] = []
-        if analyzers:
-            written = [_write(one, trajectories, chosen) for one in analyzers]
+        if now.needs_teacher:
+            written = [_write(one, trajectories, now) for one in analyzers]
             skills = written[0]
             lap("analysis")
             behaviour = [t.behaviour_logp for t in trajectories]  # these very weights sampled them
-            known = {"teacher": teacher, "student_logp": behaviour, "critical_first": chosen.step_scale is not None}
-            shifts = combine([rescore(policy, trajectories, w, **known) for w in written], chosen.combine)
+            known = {"teacher": teacher, "student_logp": behaviour, "critical_first": now.step_scale is not None}
+            shifts = combine([rescore(policy, trajectories, w, **known) for w in written], now.combine)
             lap("rescoring")
 
         row: dict[str, Any] = {"update": update + 1}
-        sums, ledger = _update(policy, teacher, reference, optimizer, trajectories, skills, shifts, chosen, config)
+        sums, ledger = _update(policy, teacher, reference, optimizer, trajectories, skills, shifts, now, config)
         if 0 < decay < 1:
             _follow(teacher, policy, decay)
         row |= sums
-        row |= _skill_metrics(env, trajectories, skills, shifts, chosen)
+        row |= _skill_metrics(env, trajectories, skills, shifts, now)
         lap("update")
 
         if validation and ((update + 1) % eval_every == 0 or update + 1 == config.updates):

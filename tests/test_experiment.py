@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from seedkit import experiment
@@ -184,6 +185,21 @@ def test_kill_9_loses_no_finished_job_and_no_number(finished, tmp_path):
     same = [o for o in outcomes if o.arm in ("grpo", "base")]
     assert told(read_results(tmp_path / "c" / "results.jsonl")) == told(same)
     assert table(summary(same)).split()[:5] == again.stdout.split()[:5]
+
+
+def test_no_job_goes_on_without_the_comparison(tmp_path):
+    command = [sys.executable, "-m", "seedkit.cli", "compare", "--methods", "grpo", "--seeds", "0", "1"]
+    command += ["--limit", "6", "--train-tasks", "6", "--validation", "0", "--updates", "5000", "--tasks", "1"]
+    command += ["--group", "2", "--max-steps", "3", "--out", str(tmp_path), "--processes", "2"]
+    first = subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len([f for f in tmp_path.glob("jobs/*/*/run/metrics.jsonl") if f.stat().st_size]) < 2:
+        assert first.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    workers = psutil.Process(first.pid).children(recursive=True)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert len(workers) >= 2 and not psutil.wait_procs(workers, timeout=60)[1]
 
 
 # --- recorded results and the table

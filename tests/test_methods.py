@@ -329,11 +329,26 @@ def test_refusals(change, message):
         ({"combine": "vote"}, "unknown combine 'vote'; choose one of mean, max, agreement"),
         ({"teacher_decay": 1.5}, "teacher_decay must be finite and between 0 and 1, got 1.5"),
         ({"teacher_decay": NAN}, "teacher_decay must be finite"),
+        ({"term": "gated", "fade": 0}, "fade must be a number of updates, at least 1, got 0"),
+        ({"term": "gated", "fade": True}, "fade must be a number of updates, at least 1, got True"),
+        ({"fade": 5}, "fade needs a term or shaping"),
+        ({"term": "gated", "policy_gradient": False, "fade": 5}, "the GRPO term that stays"),
     ],
 )
 def test_a_row_that_cannot_run_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         Method("mine", "?", "?", **change)
+
+
+def test_a_coefficient_that_fades():
+    rlsd = METHODS["rlsd"]  # μ = 0.5 falls to 0 in 50 updates, as ZJU-REAL/SDAR (a223108) has it
+    assert [rlsd.at(update).coef for update in (1, 25, 49, 50, 60)] == pytest.approx([0.49, 0.25, 0.01, 0, 0])
+    assert rlsd.at(49).needs_teacher and not rlsd.at(50).needs_teacher
+    assert METHODS["seed"].at(1000) is METHODS["seed"]
+    gap, advantage = torch.full((1, 3), 0.1), torch.tensor([0.7])
+    known: dict[str, Any] = {"advantage": advantage, "student_logp": gap - 1, "response_mask": torch.ones(1, 3, dtype=torch.bool)}
+    faded = replace(METHODS["reverse_kl_full"], fade=4).at(4)
+    assert torch.equal(token_weights(faded, **known), token_weights("grpo", **known))
 
 
 def test_the_example_in_the_module_runs():

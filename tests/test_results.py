@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
 from seedkit.envs import make, panel_hash, spread
 from seedkit.envs.base import data_dir
-from seedkit.experiment import Arm, Outcome, Plan, read_results, run, teach
+from seedkit.experiment import Arm, Outcome, Plan, read_results, run
 from seedkit.policy import load_policy
-from seedkit.train import Stage1Config, Stage2Config
+from seedkit.train import Stage2Config
 
+START = "household-tiny-stage1"
 FILES = sorted((data_dir() / "results").glob("*.jsonl"))
 
 
-def plan_of(outcome: Outcome, start: Path) -> Plan:
+def plan_of(outcome: Outcome) -> Plan:
     """The plan that a recorded protocol describes, from committed panels."""
     env, protocol = make("household"), outcome.final.protocol["training"]
     splits = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
@@ -24,7 +24,7 @@ def plan_of(outcome: Outcome, start: Path) -> Plan:
     assert {n: panel_hash(tasks) for n, tasks in panels.items()} == {n: protocol[n]["panel"] for n in panels}
     fields = ("updates", "tasks", "group", "lr", "kl_coef", "invalid_penalty", "max_steps", "temperature")
     options = {"episodes": protocol["test_episodes"], "eval_every": protocol["eval_every"]}
-    return Plan(start, **panels, config=Stage2Config(**{f: protocol[f] for f in fields}), **options)
+    return Plan(START, **panels, config=Stage2Config(**{f: protocol[f] for f in fields}), **options)
 
 
 def test_there_are_results():
@@ -34,7 +34,7 @@ def test_there_are_results():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_recorded_results_are_of_what_is_here(path):
     outcomes = read_results(path)
-    plan_of(outcomes[0], Path("start"))
+    plan_of(outcomes[0])
     for outcome in outcomes:
         assert Arm.parse(outcome.arm).settings == outcome.settings, outcome.arm
         updates = outcome.final.protocol["training"]["updates"] if outcome.settings["method"] else 0
@@ -51,10 +51,8 @@ def test_a_recorded_job_can_be_made_again(path, tmp_path):
     """
     outcomes = [o for o in read_results(path) if o.settings["method"]]
     recorded = random.Random(len(outcomes)).choice(outcomes)
-    plan = plan_of(recorded, tmp_path / "start")
-    taught = spread(make("household").panel("train"), 384)
-    teach(plan.start, make("household"), load_policy("household-tiny"), taught, Stage1Config())
-    (again,) = run([Arm.parse(recorded.arm)], [recorded.seed], plan, tmp_path / "again", processes=1)
+    assert load_policy(START).version == recorded.final.protocol["training"]["start"]
+    (again,) = run([Arm.parse(recorded.arm)], [recorded.seed], plan_of(recorded), tmp_path, processes=1)
     print(recorded.arm, recorded.seed, "to the last digit:", again.curves == recorded.curves)
     assert again.curves["success"][0] == recorded.curves["success"][0]
     assert again.final.by_task.mean() == pytest.approx(recorded.final.by_task.mean(), abs=0.1)

@@ -250,6 +250,23 @@ def test_failed_trajectories_only(env, tasks):
     }
 
 
+def test_a_term_that_fades_out(env, tasks):
+    asked = []
+
+    class Counted(SkillLibrary):
+        def write_skills(self, trajectories):
+            asked.append(len(trajectories))
+            return super().write_skills(trajectories)
+
+    method = replace(METHODS["seed"], coef=0.4, fade=2)
+    rows = stage2(tiny(), env, tasks, replace(SMALL, updates=3), method=method, analyzer=Counted())
+    half = replace(METHODS["seed"], coef=0.2)
+    (first,) = stage2(tiny(), env, tasks, replace(SMALL, updates=1), method=half, analyzer=SkillLibrary())
+    assert rows[0]["loss_distill"] == first["loss_distill"] != 0 and rows[0]["grad_norm"] == first["grad_norm"]
+    assert len(asked) == 1  # nobody writes, and nobody scores, what would weigh nothing
+    assert [("abs_shift" in row, row["loss_distill"] != 0) for row in rows] == [(True, True), *[(False, False)] * 2]
+
+
 def test_a_placebo_trains_and_names_no_workflow(env, tasks):
     placebo = PlaceboAnalyzer(SkillLibrary(), "irrelevant")  # the library itself names the right one every time
     (row,) = stage2(tiny(), env, tasks, replace(SMALL, updates=1), analyzer=placebo)
