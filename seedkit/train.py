@@ -32,7 +32,7 @@ from seedkit.gate import gate_weights
 from seedkit.io import Ledger, append_jsonl, atomic_write, read_jsonl, read_object, write_ledger, write_trajectories
 from seedkit.methods import Method, method_losses, resolve
 from seedkit.objective import degenerate_groups, group_advantages, kl_penalty, masked_mean
-from seedkit.policy import Policy, Sample, load_policy, sampled
+from seedkit.policy import Policy, Sample, sampled
 from seedkit.rescoring import combine, critical, rescore
 from seedkit.rollout import collect
 from seedkit.types import Shifts, Skill, Task, Trajectory
@@ -146,7 +146,7 @@ def stage1(
     if not examples:
         raise RunError("no trajectory has a skill to learn from")
     start_logp = policy.token_logprobs(moves)
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=config.lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(policy.own().values(), lr=config.lr, weight_decay=0.0)
     steps = config.epochs * math.ceil(len(examples) / config.batch_size)
     rows: list[dict[str, int | float]] = []
     bar = tqdm(total=steps, desc="stage 1", disable=not progress, leave=False)
@@ -181,7 +181,7 @@ def stage1(
 
 def _step(policy: Policy, optimizer: torch.optim.Optimizer, clip: float = 1.0) -> float:
     """Clip, update, clear; returns the gradient norm before clipping."""
-    norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), clip)
+    norm = torch.nn.utils.clip_grad_norm_(policy.own().values(), clip)
     if torch.isfinite(norm):
         optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -234,7 +234,7 @@ def stage2(
             raise RunError(f"{name} must be at least 1, got {value}")
     chosen = resolve(method or config.method, beta=config.beta, coef=config.coef)
     analyzers = _analyzers(policy, chosen, analyzer)
-    optimizer = torch.optim.AdamW(policy.model.parameters(), lr=config.lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(policy.own().values(), lr=config.lr, weight_decay=0.0)
     keeper = _Run(run, policy, env, tasks, config, chosen, analyzers, validation, resume) if run is not None else None
     reference = keeper.reference(policy) if keeper else policy.clone()
     decay = chosen.teacher_decay
@@ -322,7 +322,7 @@ def _write(analyzer: Analyzer, trajectories: Sequence[Trajectory], method: Metho
 @torch.no_grad()
 def _follow(teacher: Policy, policy: Policy, decay: float) -> None:
     """Exponential moving average: the teacher keeps a share of its weights and takes the rest from the policy."""
-    for kept, new in zip(teacher.model.parameters(), policy.model.parameters(), strict=True):
+    for kept, new in zip(teacher.own().values(), policy.own().values(), strict=True):
         kept.lerp_(new, 1 - decay)
 
 
@@ -384,8 +384,11 @@ def _update(
     for pack in policy.batches(samples):
         part = [samples[i] for i in pack]
         padded = policy.pad(part)
-        dist = policy.next_logp(*padded, temperature=config.temperature)
-        logp, entropy = sampled(dist, padded[0], padded[2])
+        if method.whole:
+            dist = policy.next_logp(*padded, temperature=config.temperature)
+            logp, entropy = sampled(dist, padded[0][padded[2]])
+        else:
+            dist, (logp, entropy) = None, policy.logprobs(*padded, temperature=config.temperature)
         counts = [sum(s.mask) for s in part]
         behaviour = torch.tensor([p for i in pack for p in trajectories[i].behaviour_logp])
         spread = torch.repeat_interleave(advantages[pack], torch.tensor(counts))
@@ -399,6 +402,7 @@ def _update(
             shown = [policy.lay_out(trajectories[i], skills[i] if any(shifts[i].mask) else None) for i in pack]
             with torch.no_grad():
                 target = teacher.next_logp(*policy.pad(shown), temperature=config.temperature)
+            assert dist is not None
             advised |= {"student_dist": dist[None], "teacher_dist": target[None]}
         losses = method_losses(
             method,
@@ -524,8 +528,8 @@ class _Run:
 
     def reference(self, policy: Policy) -> Policy:
         """The policy as the run began."""
-        reference = load_policy(self.path / "checkpoints" / "first")
-        reference.model.requires_grad_(False)
+        reference = policy.clone()
+        reference.take(self.path / "checkpoints" / "first")
         return reference
 
     def _checkpoint(self, policy: Policy, name: str, optimizer=None, rows=None, teacher=None) -> None:
@@ -559,17 +563,16 @@ class _Run:
             if not (folder / old.name[1:-4]).exists():
                 os.replace(old, folder / old.name[1:-4])
         source = folder / "last"
-        state = load_policy(source if source.exists() else folder / "first").model.state_dict()
-        policy.model.load_state_dict(state)
+        policy.take(source if source.exists() else folder / "first")
         if not source.exists():
             atomic_write(self.path / "metrics.jsonl", "")
             return []
         if self.moving:
-            teacher.model.load_state_dict(load_policy(source / "teacher").model.state_dict())
+            teacher.take(source / "teacher")
         try:
             saved = load_file(source / "optimizer.safetensors")
             rows = json.loads((source / "rows.json").read_text(encoding="utf-8"))
-            entries = _optimizer_state(saved, list(policy.model.parameters()))
+            entries = _optimizer_state(saved, list(policy.own().values()))
             if not rows or [isinstance(r, dict) and r.get("update") for r in rows] != [*range(1, len(rows) + 1)]:
                 raise ValueError("rows.json does not hold a row an update")
         except (OSError, TypeError, ValueError, safetensors.SafetensorError) as error:

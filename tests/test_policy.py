@@ -195,7 +195,8 @@ class Answers(nn.Module):
     def __init__(self, logits):
         super().__init__()
         self.logits = torch.tensor(logits)
-        self.config = type("Config", (), {"max_position_embeddings": 64})()
+        self.config = type("Config", (), {"max_position_embeddings": 64, "vocab_size": len(logits)})()
+        self.device = self.logits.device
         self.asked = []
 
     def base_model(self, input_ids, **options):
@@ -292,7 +293,7 @@ def test_whole_distributions_of_a_batch(policy, episode):
     assert torch.allclose(together.detach(), alone, atol=1e-5, rtol=0)
     assert torch.allclose(together.exp().sum(-1), torch.ones(len(together)), atol=1e-5)
     for one, other in zip(
-        sampled(together, padded[0], padded[2]), policy.logprobs(*padded, temperature=0.7), strict=True
+        sampled(together, padded[0][padded[2]]), policy.logprobs(*padded, temperature=0.7), strict=True
     ):
         assert torch.equal(one, other)
 
@@ -343,7 +344,7 @@ def test_what_the_model_thinks_of_observations_changes_nothing(policy, episode):
     counts = torch.tensor([*sample.mask[1:], False])
 
     class Blind(nn.Module):
-        config = policy.model.config
+        config, device = policy.model.config, policy.model.device
 
         def base_model(self, **inputs):
             hidden = policy.model.base_model(**inputs).last_hidden_state
@@ -576,7 +577,7 @@ QUERY = "model.layers.0.self_attn.q_proj.weight"
 BROKEN = {
     "empty folder": (lambda f: [p.unlink() for p in f.iterdir()], "config.json"),
     "no configuration": (lambda f: (f / "config.json").unlink(), "config.json is missing .model configuration."),
-    "no layout": (lambda f: (f / "layout.json").unlink(), "layout.json is missing .prompt layout."),
+    "no layout": (lambda f: (f / "layout.json").unlink(), "no chat template and the folder no layout.json"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
     "only a pickle": (only_a_pickle, "model.safetensors is missing .other weight formats are not loaded."),
     "no tokenizer": (lambda f: [p.unlink() for p in f.glob("tokenizer*")], "tokenizer"),
@@ -628,10 +629,10 @@ def test_a_broken_checkpoint_is_one_line(fault, saved, tmp_path):
 
 def test_a_name_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setenv("SEEDKIT_DATA", str(tmp_path))
-    with pytest.raises(PolicyError, match=r"no policy 'nope': give a folder or one of \(none built yet\)"):
+    with pytest.raises(PolicyError, match=r"no policy 'nope': give a folder, a model on the hub .* or one of \(none built yet\)"):
         load_policy("nope")
     (tmp_path / "policies" / "one").mkdir(parents=True)
-    with pytest.raises(PolicyError, match="no policy 'nope': give a folder or one of one$"):
+    with pytest.raises(PolicyError, match="no policy 'nope': give a folder, .* or one of one$"):
         load_policy("nope")
     with pytest.raises(PolicyError, match="config.json"):
         load_policy("one")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from seedkit.analyzer import read_skill
-from seedkit.foreign import read_foreign, recognise
+from seedkit.foreign import read_foreign, recognise, retokenize
 from seedkit.io import DataError, Record, read_ledger, read_records
 from seedkit.policy import Policy, load_policy
 from seedkit.rescoring import contrast, rescore
+from seedkit.types import Trajectory
 
 from .inspector import SkillInspector
 from .signals import ViewError, advantages_of
@@ -33,7 +34,7 @@ def inspect(
         trajectory: number (from 1) or id of the only one to show.
         skill: text (or library) file of a skill to score all shown episodes under; None shows the recorded shifts.
         model: name or folder of the policy that scores; None takes the one that played, by name, or the run's.
-            Other people's rollouts need one, and a skill.
+            Episodes in another policy's tokens are tokenized again. Other people's rollouts need one, and a skill.
         method: a name in METHODS; None takes the recorded one, else "seed".
 
     Raises:
@@ -52,8 +53,13 @@ def inspect(
     shown = [records[n].trajectory for n in numbers]
     skills, shifts, contrasts = [records[n].skill for n in numbers], [records[n].shifts for n in numbers], None
     policy = foreign or _policy(file, source, model, [t.protocol.get("policy") for t in shown])
+    other = model is not None and foreign is None and any(_not_its_own(policy, t) for t in shown)
+    if other:
+        shown = [retokenize(t, policy) for t in shown]
+        about = "; retokenized"
     if skill is not None:
         skills = [read_skill(skill)] * len(shown)
+    if skill is not None or (other and any(skills)):
         shifts = rescore(policy, shown, skills)
     elif not any(shifts):
         raise ViewError(f"{file}: no shifts are recorded in it; give a skill to score under (--skill FILE)")
@@ -61,7 +67,7 @@ def inspect(
     if versions == {policy.version}:
         contrasts = contrast(policy, shown, skills)
     everyone = ledger.advantage if ledger else advantages_of([r.trajectory for r in records])
-    whole = ledger if ledger is not None and len(shown) == len(records) else None
+    whole = ledger if ledger is not None and len(shown) == len(records) and not other else None
     chosen = method or (ledger.method if ledger else "seed")
     recorded = ledger is not None and chosen == ledger.method
     view = SkillInspector(
@@ -99,6 +105,15 @@ def _records(file: Path, model: str | None) -> tuple[list[Record], Policy | None
     if read.skipped:
         about += f"; {len(read.skipped)} skipped: " + ", ".join(f"{n} {why}" for why, n in read.reasons.most_common())
     return [Record(t) for t in read.trajectories], policy, about
+
+
+def _not_its_own(policy: Policy, trajectory: Trajectory) -> bool:
+    """Whether another tokenizer wrote the trajectory: what the policy would write is not what stands there."""
+    written = [(turn.observation, list(turn.context_ids)) for turn in trajectory.turns]
+    return any(
+        (policy.turn_ids(seen, n, trajectory.skill) if n else policy.open_ids(seen, trajectory.skill)) != ids
+        for n, (seen, ids) in enumerate(written)
+    )
 
 
 def _file(source: Path, update: int | None) -> Path:
