@@ -129,15 +129,16 @@ def _trajectory(policy: Policy, episode: Episode) -> Trajectory:
         raise BadRecord("lone surrogates in the text")
     turns, tokens = [], {"observations": [], "responses": []}
     for n, (seen, said) in enumerate(episode.turns):
-        context, ids = policy.turn_ids(seen, n) if n else policy.open_ids(seen), policy.encode(said)
+        admissible = episode.admissible[n] if episode.admissible else ()
+        context, ids = policy.prompt_ids(turns, seen, admissible), policy.encode(said)
         tokens["observations"] += policy.encode(seen)
         tokens["responses"] += ids
         ids.append(policy.end_id)
-        admissible = episode.admissible[n] if episode.admissible else ()
         action = parse_action(said, admissible or None)
         own = (tuple(ids), (math.nan,) * len(ids), action.text, action.valid, action.reason)
         turns.append(Turn(seen, admissible, tuple(context), *own))
-    if (length := sum(len(t.context_ids) + len(t.response_ids) for t in turns)) > policy.max_length:
+    lengths = [len(t.context_ids) + len(t.response_ids) for t in turns]
+    if (length := sum(lengths) if policy.layout.window is None else max(lengths)) > policy.max_length:
         raise BadRecord("context too long", f"{length} tokens, the model reads {policy.max_length}")
     shares = {name: ids.count(policy.tokenizer.unk_token_id) / max(len(ids), 1) for name, ids in tokens.items()}
     if not all(tokens.values()) or max(shares.values()) > MOST_UNKNOWN:
@@ -149,7 +150,9 @@ def _trajectory(policy: Policy, episode: Episode) -> Trajectory:
     turns[-1] = replace(turns[-1], reward=reward)
     unknown = ["behaviour_logp", "policy_version", "seed"]
     unknown += ["reward"] * math.isnan(reward) + ["success"] * (success is None)
-    protocol = {"tokens": "retokenized", "tokenizer": policy.name, "context": "transcript", "unknown": unknown}
+    protocol = {"tokens": "retokenized", "tokenizer": policy.name, "unknown": unknown}
+    window = policy.layout.window
+    protocol["context"] = "transcript" if window is None else f"window of {window}"
     protocol["unknown_tokens"] = shares
     task = Task(digest(ascii(episode.group or texts[0])), "foreign", "unknown", "foreign")
     return Trajectory("", task, tuple(turns), success is True, reward, "unknown", 0, episode.final, protocol=protocol)

@@ -1,8 +1,8 @@
 """A causal language model with its tokenizer and prompt layout: sampling and scoring, token in, token out.
 
-Implements: incremental rendering of a multi-turn episode (`context="transcript"`), batched sampling with one KV
-cache that lives across turns, float32 log-probabilities at response positions only, and LoRA with base weights that
-all copies of a policy share. Leaves out for now: the papers' windowed prompt.
+Implements: an episode as one growing transcript, with a KV cache that lives across turns, or as the papers' prompt a
+step (task, last steps, what is seen now, admissible actions); float32 log-probabilities at response positions only;
+LoRA with base weights that all copies of a policy share. Leaves out: a history that is summarized.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging as transformers_logging
 
 from seedkit.envs.base import data_dir
-from seedkit.types import Skill, Trajectory
+from seedkit.types import Skill, Trajectory, Turn
 
 MAX_LOGITS = 2**24
 """Most logits held at a time where only the sampled tokens' log-probabilities are asked for (64 MiB in float32)."""
@@ -50,6 +50,8 @@ class ContextOverflow(PolicyError):
 
 
 SMOLLM2, SMOLLM2_HUB = "smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct"
+HOW_TO_ANSWER = "\nReason between <think> and </think>, then give one action between <action> and </action>."
+"""What the prompt of a window ends with, after the papers' form of answer."""
 ADAPTER = "adapter_model.safetensors"
 _PEFT_PREFIX = "base_model.model."
 
@@ -62,6 +64,9 @@ class Layout:
     the sampled response, which ends with `end`. An episode skill stands right after the task description, which
     closes the first observation; a step skill right before the request to act. The analysis is asked for at the
     end: `user + last observation + analyze + outcome + assistant`.
+
+    With `window` there is one prompt a step instead, which holds that many past steps; `begin` and `assistant` are
+    as above, an analysis reads the whole transcript all the same.
     """
 
     begin: str
@@ -70,6 +75,7 @@ class Layout:
     end: str
     skill: str
     analyze: str
+    window: int | None = None
 
 
 @dataclass(frozen=True)
@@ -208,6 +214,30 @@ class Policy:
         """Tokens between one response and the next."""
         return self._markers(self.layout.user) + self.encode(observation) + self._request(turn, skill)
 
+    def prompt_ids(
+        self,
+        turns: Sequence[Turn],
+        observation: str,
+        admissible: Sequence[str] | None = None,
+        skill: Skill | None = None,
+    ) -> list[int]:
+        """Tokens before the next response: what a transcript adds after `turns`, or the whole prompt of a window."""
+        number, window = len(turns), self.layout.window
+        if window is None:
+            return self.turn_ids(observation, number, skill) if turns else self.open_ids(observation, skill)
+        head = self._markers(self.layout.begin) + self.encode(turns[0].observation if turns else observation)
+        head += self._advice(skill.episode if skill else "")
+        kept = range(max(number - window, 0), number)
+        tail = f"\n\nYou have taken {number} steps." if number else "\n\nYou have taken no step."
+        tail += "".join(
+            f"\nBefore step {n + 1} you saw: {turns[n].observation}\nYou did: {turns[n].action}" for n in kept
+        )
+        if number:
+            tail += f"\nNow you see: {observation}"
+        if admissible:
+            tail += "\nYou can do one of: " + "; ".join(admissible)
+        return head + self.encode(tail + HOW_TO_ANSWER) + self._request(number, skill)
+
     def analysis_ids(self, trajectory: Trajectory) -> list[int]:
         """The prompt that asks for a hindsight skill on a finished trajectory (without any skill in it).
 
@@ -219,8 +249,12 @@ class Policy:
         lay = self.layout
         outcome = "success" if trajectory.success else "failure"
         tail = self._markers(lay.user) + self.encode(trajectory.final_observation) + self._markers(lay.analyze)
-        plain = self.lay_out(trajectory, Skill() if trajectory.skill else None)
-        return list(plain.ids) + tail + self.encode(outcome) + self._markers(lay.assistant)
+        return list(self.transcript(trajectory).ids) + tail + self.encode(outcome) + self._markers(lay.assistant)
+
+    def transcript(self, trajectory: Trajectory) -> Sample:
+        """The whole episode as one sample without any skill, however it was played; an analysis prompt begins so."""
+        again = trajectory.skill is not None or self.layout.window is not None
+        return self.lay_out(trajectory, Skill() if again else None)
 
     def _advice(self, text: str) -> list[int]:
         return self._markers(self.layout.skill) + self.encode(text) if text.strip() else []
@@ -228,8 +262,21 @@ class Policy:
     def _request(self, turn: int, skill: Skill | None) -> list[int]:
         return self._advice(skill.steps.get(turn, "") if skill else "") + self._markers(self.layout.assistant)
 
+    def samples(self, trajectory: Trajectory, skill: Skill | None = None) -> list[Sample]:
+        """The episode as it was played: `lay_out`'s sample, or of windows one sample a turn."""
+        if self.layout.window is None:
+            return [self.lay_out(trajectory, skill)]
+        out = []
+        for n, turn in enumerate(trajectory.turns):
+            context = turn.context_ids
+            if skill is not None:
+                context = self.prompt_ids(trajectory.turns[:n], turn.observation, turn.admissible, skill)
+            mask = (False,) * len(context) + (True,) * len(turn.response_ids)
+            out.append(Sample((*context, *turn.response_ids), mask))
+        return out
+
     def lay_out(self, trajectory: Trajectory, skill: Skill | None = None) -> Sample:
-        """The whole episode as one sample; with a skill, the same responses under the advised contexts.
+        """The whole episode as one transcript; with a skill, the same responses under the advised contexts.
 
         Raises:
             PolicyError: when this policy's tokenizer would not have produced the trajectory's contexts.
@@ -365,8 +412,9 @@ class Policy:
         with torch.no_grad():
             parts = self._hidden(ids, attention, response).split(positions)
         for part in parts:
-            with torch.no_grad():
-                yield self._next_logp(part, temperature).cpu()
+            with torch.no_grad():  # not around the yield: it would hold for whoever reads on
+                logp = self._next_logp(part, temperature).cpu()
+            yield logp
 
     # --- sampling --------------------------------------------------------------------------------------------------
 
@@ -523,7 +571,13 @@ class Conversation:
 
 
 def load_policy(
-    name: str | Path, *, dtype: torch.dtype = torch.float32, device: str = "cpu", attention: str = "sdpa"
+    name: str | Path,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    attention: str = "sdpa",
+    window: int | None = None,
+    **chat: Any,
 ) -> Policy:
     """Load a policy by name or from a folder.
 
@@ -534,13 +588,15 @@ def load_policy(
         dtype: of the weights; log-probabilities are computed in float32 whatever it is.
         device: where the model runs, `cuda` for a GPU.
         attention: transformers' `attn_implementation`.
+        window: past steps that the prompt of a step holds; None: as layout.json says, else the whole transcript.
+        chat: `system` and `thinking` for `chat.chat_layout`, where no layout.json says otherwise.
 
     Raises:
         PolicyError: naming the folder and what is missing in it.
     """
     path, short = _find(str(name))
     if (path / ADAPTER).exists():
-        return _load_lora(path, short, dtype=dtype, device=device, attention=attention)
+        return _load_lora(path, short, dtype=dtype, device=device, attention=attention, window=window, **chat)
     whole = not (path / "model.safetensors.index.json").exists()
     for file, what in (
         ("config.json", "model configuration"),
@@ -563,7 +619,7 @@ def load_policy(
         )
         model, info = loaded
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-        layout = _layout(path, tokenizer)
+        layout = _layout(path, tokenizer, window, chat)
     except PolicyError as error:
         raise PolicyError(f"{path}: {error}") from error
     except Exception as error:  # the libraries raise many kinds; a broken checkpoint is one line for the user
@@ -582,16 +638,23 @@ def load_policy(
     return Policy(model.to(device), tokenizer, layout, short)
 
 
-def _layout(path: Path, tokenizer: Any) -> Layout:
+def _layout(path: Path, tokenizer: Any, window: int | None, chat: dict[str, Any]) -> Layout:
     from seedkit.chat import chat_layout
 
-    if not (path / "layout.json").exists():
-        return chat_layout(tokenizer)
-    fields = json.loads((path / "layout.json").read_text(encoding="utf-8"))
-    for field, value in fields.items():
-        if not isinstance(value, str):
-            raise ValueError(f"layout field {field!r} must be text, got {value!r}")
-    return Layout(**fields)
+    if (path / "layout.json").exists():
+        if chat:
+            raise PolicyError(f"layout.json fixes the layout: {', '.join(chat)} cannot be chosen")
+        fields = json.loads((path / "layout.json").read_text(encoding="utf-8"))
+        for field, value in fields.items():
+            if not isinstance(value, str if field != "window" else int | None):
+                raise ValueError(f"layout field {field!r} must be text, got {value!r}")
+        layout = Layout(**fields)
+    else:
+        layout = chat_layout(tokenizer, **chat)
+    layout = layout if window is None else replace(layout, window=window)
+    if layout.window is not None and layout.window < 0:
+        raise PolicyError(f"window must be at least 0, got {layout.window}")
+    return layout
 
 
 def _load_lora(path: Path, short: str, **options: Any) -> Policy:

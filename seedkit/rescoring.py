@@ -50,31 +50,40 @@ def rescore(
     """
     if len(skills) != len(trajectories):
         raise ValueError(f"one skill (or None) a trajectory: {len(skills)} for {len(trajectories)}")
-    ordinary = [policy.lay_out(t) for t in trajectories]
-    for trajectory, sample in zip(trajectories, ordinary, strict=True):
-        _fits(policy, trajectory, sample, "")
-    students = _score(policy, trajectories, ordinary, token_budget) if student_logp is None else student_logp
+    ordinary = [policy.samples(t) for t in trajectories]
+    for trajectory, samples in zip(trajectories, ordinary, strict=True):
+        _fit(policy, trajectory, samples, "")
+    if student_logp is None:
+        owners = [t for t, samples in zip(trajectories, ordinary, strict=True) for _ in samples]
+        parts = iter(_score(policy, owners, [s for samples in ordinary for s in samples], token_budget))
+        student_logp = [[p for _ in samples for p in next(parts)] for samples in ordinary]
+    students = student_logp
     for trajectory, student in zip(trajectories, students, strict=True):
         if len(student) != len(trajectory.response_ids):
             raise ValueError(
                 f"trajectory {trajectory.id!r}: {len(student)} student log-probabilities for "
                 f"{len(trajectory.response_ids)} response tokens"
             )
-    branches: list[tuple[int, set[int], Sample]] = []  # number of the trajectory, the turns that count, the sample
+    branches: list[tuple[int, list[int], Sample]] = []  # number of the trajectory, its tokens that count, the sample
     kept = [0] * len(trajectories)
-    for n, (trajectory, sample, skill) in enumerate(zip(trajectories, ordinary, skills, strict=True)):
+    for n, (trajectory, samples, skill) in enumerate(zip(trajectories, ordinary, skills, strict=True)):
         for part, turns in _parts(trajectory, skill, critical_first):
-            advised, added = _advised(policy, teacher or policy, trajectory, sample, part)
-            if advised is not None:
-                branches.append((n, turns, advised))
-                kept[n] += added
+            advised = _advised(policy, teacher or policy, trajectory, samples, part)
+            wanted = {place for place, turn in enumerate(trajectory.turn_index) if turn in turns}
+            begin = 0
+            for sample, added in advised:
+                end = begin + sum(sample.mask)
+                if added and wanted & set(range(begin, end)):
+                    branches.append((n, [p if p in wanted else -1 for p in range(begin, end)], sample))
+                begin = end
+            kept[n] += max((added for _, added in advised), default=0)
     owners, samples = [trajectories[n] for n, _, _ in branches], [sample for _, _, sample in branches]
     teachers = [list(map(float, student)) for student in students]
     masks = [[False] * len(student) for student in students]
-    for (n, turns, _), logp in zip(branches, _score(teacher or policy, owners, samples, token_budget), strict=True):
-        for place, turn in enumerate(trajectories[n].turn_index):
-            if turn in turns:
-                teachers[n][place], masks[n][place] = float(logp[place]), True
+    for (n, places, _), logp in zip(branches, _score(teacher or policy, owners, samples, token_budget), strict=True):
+        for place, value in zip(places, logp, strict=True):
+            if place >= 0:
+                teachers[n][place], masks[n][place] = float(value), True
     version = (teacher or policy).version
     out = []
     for n, (trajectory, skill, student) in enumerate(zip(trajectories, skills, students, strict=True)):
@@ -166,16 +175,19 @@ def contrast(
     """
     out: list[Contrast | None] = []
     for trajectory, skill in zip(trajectories, skills, strict=True):
-        ordinary = policy.lay_out(trajectory)
-        _fits(policy, trajectory, ordinary, "")
-        advised, _ = _advised(policy, teacher or policy, trajectory, ordinary, skill)
-        if advised is None:
+        ordinary = policy.samples(trajectory)
+        _fit(policy, trajectory, ordinary, "")
+        advised = _advised(policy, teacher or policy, trajectory, ordinary, skill)
+        if not advised:
             out.append(None)
             continue
         heat = trajectory.protocol.get("temperature", 1.0) or 1.0
         own = torch.tensor(trajectory.response_ids)
         parts = []
-        both = policy.distributions(ordinary, heat), (teacher or policy).distributions(advised, heat)
+        both = (
+            (p for s in ordinary for p in policy.distributions(s, heat)),
+            (p for s, _ in advised for p in (teacher or policy).distributions(s, heat)),
+        )
         for student, taught in zip(*both, strict=True):  # [N, V] each, N positions at a time
             kl = (student.exp() * (student - taught)).nan_to_num().sum(-1)
             place = own[sum(len(p[3]) for p in parts) :][: len(student), None]
@@ -188,28 +200,29 @@ def contrast(
 
 
 def _advised(
-    policy: Policy, teacher: Policy, trajectory: Trajectory, ordinary: Sample, skill: Skill | None
-) -> tuple[Sample | None, int]:
-    """The teacher's sample and its skill tokens; (None, 0) when no skill reaches any of its sampled tokens."""
+    policy: Policy, teacher: Policy, trajectory: Trajectory, ordinary: Sequence[Sample], skill: Skill | None
+) -> list[tuple[Sample, int]]:
+    """The teacher's samples, each with its skill tokens; none when no skill reaches any of the sampled tokens."""
     if skill is None or not skill.ok or not trajectory.response_ids:
-        return None, 0
-    plain, sample = policy.lay_out(trajectory, Skill()), policy.lay_out(trajectory, skill)
-    if trajectory.skill is None and plain.ids != ordinary.ids:
+        return []
+    plain, advised = policy.samples(trajectory, Skill()), policy.samples(trajectory, skill)
+    if trajectory.skill is None and [s.ids for s in plain] != [s.ids for s in ordinary]:
         raise PolicyError(f"trajectory {trajectory.id!r}: its contexts were not written by this policy's tokenizer")
-    if _responses(sample) != trajectory.response_ids or _responses(ordinary) != trajectory.response_ids:
+    if _responses(advised) != trajectory.response_ids or _responses(ordinary) != trajectory.response_ids:
         raise ValueError(f"trajectory {trajectory.id!r}: the branches do not hold the same response ids")
-    added = len(sample.ids) - len(plain.ids)
-    if added == 0:
-        return None, 0
-    _fits(teacher, trajectory, sample, f" with the skill ({len(plain.ids)} without)")
-    return sample, added
+    added = [len(new.ids) - len(old.ids) for new, old in zip(advised, plain, strict=True)]
+    if not any(added):
+        return []
+    longest = max(range(len(plain)), key=lambda n: len(advised[n].ids))
+    _fit(teacher, trajectory, advised, f" with the skill ({len(plain[longest].ids)} without)")
+    return list(zip(advised, added, strict=True))
 
 
-def _fits(policy: Policy, trajectory: Trajectory, sample: Sample, how: str) -> None:
-    if len(sample.ids) > policy.max_length:
+def _fit(policy: Policy, trajectory: Trajectory, samples: Sequence[Sample], how: str) -> None:
+    length = max((len(sample.ids) for sample in samples), default=0)
+    if length > policy.max_length:
         raise ContextOverflow(
-            f"trajectory {trajectory.id!r}: its context has {len(sample.ids)} tokens{how}, the model reads "
-            f"{policy.max_length}"
+            f"trajectory {trajectory.id!r}: its context has {length} tokens{how}, the model reads {policy.max_length}"
         )
 
 
@@ -219,8 +232,8 @@ def _why_not(skill: Skill | None) -> str:
     return skill.reason or ("no token of the skill reached the teacher" if skill.ok else "no skill")
 
 
-def _responses(sample: Sample) -> tuple[int, ...]:
-    return tuple(i for i, m in zip(sample.ids, sample.mask, strict=True) if m)
+def _responses(samples: Sequence[Sample]) -> tuple[int, ...]:
+    return tuple(i for sample in samples for i, m in zip(sample.ids, sample.mask, strict=True) if m)
 
 
 def _score(policy: Policy, trajectories: Sequence[Trajectory], samples: Sequence[Sample], budget: int) -> list:

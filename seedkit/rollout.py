@@ -54,7 +54,9 @@ def collect(
     if skills is not None and len(skills) != len(tasks):
         raise ValueError(f"one skill a task: {len(skills)} skills for {len(tasks)} tasks")
     version = policy.version
-    protocol = {"temperature": temperature, "max_steps": max_steps, "context": "transcript", "policy": policy.name}
+    window = policy.layout.window
+    context = "transcript" if window is None else f"window of {window}"
+    protocol = {"temperature": temperature, "max_steps": max_steps, "context": context, "policy": policy.name}
     protocol |= {"max_new_tokens": max_new_tokens}
     jobs = [(task, skills[n] if skills else None, g) for n, task in enumerate(tasks) for g in range(group)]
     done: list[Trajectory | None] = [None] * len(jobs)
@@ -69,6 +71,8 @@ def collect(
             for n in full:
                 rows[n].finish(truncated=True)
             if not full:
+                if window is not None:  # every prompt is new: nothing to keep
+                    talk = Conversation(policy, len(rows))
                 answers, logps = talk.say(
                     [r.context for r in rows], [r.rng for r in rows], max_new_tokens, temperature
                 )
@@ -95,7 +99,7 @@ class _Row:
         self.policy, self.env, self.task, self.skill, self.member, self.seed = policy, env, task, skill, member, seed
         self.rng = np.random.default_rng([seed, member, int(digest([task.id, task.spec], 8), 16)])
         self.now = env.reset(task)
-        self.context = policy.open_ids(self.now.text, skill)
+        self.context = policy.prompt_ids([], self.now.text, self.now.admissible, skill)
         self.turns: list[Turn] = []
         self.length = 0
         self.over = self.truncated = False
@@ -119,11 +123,12 @@ class _Row:
                 self.now.reward,
             )
         )
-        self.length += len(seen) + len(ids)
+        if self.policy.layout.window is None:
+            self.length += len(seen) + len(ids)
         if self.now.done or len(self.turns) >= max_steps:
             self.finish(truncated=not self.now.done)
         else:
-            self.context = self.policy.turn_ids(self.now.text, len(self.turns), self.skill)
+            self.context = self.policy.prompt_ids(self.turns, self.now.text, self.now.admissible, self.skill)
 
     def finish(self, truncated: bool) -> None:
         self.over, self.truncated = True, truncated

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import safetensors
 import torch
@@ -138,7 +138,7 @@ def stage1(
         if skill.ok:
             prompt = policy.analysis_ids(trajectory)
             answer = [*policy.encode(json.dumps({"episode_skill": skill.episode})), policy.end_id]
-            plain = policy.lay_out(trajectory, Skill() if trajectory.skill else None)  # how the prompt begins
+            plain = policy.transcript(trajectory)  # how the prompt begins
             mask = [*plain.mask, *[False] * (len(prompt) - len(plain.ids)), *[True] * len(answer)]
             examples.append(Sample(tuple(prompt + answer), tuple(mask)))
             moves.append(plain)
@@ -355,6 +355,22 @@ def rewards_of(trajectories: Sequence[Trajectory], penalty: float) -> Tensor:
     return torch.tensor([t.reward - penalty * sum(not turn.valid for turn in t.turns) for t in trajectories])
 
 
+class _Piece(NamedTuple):
+    """One sample of a trajectory: all of a transcript, or a turn's window."""
+
+    owner: int
+    number: int
+    sample: Sample
+
+    def of(self, trajectories: Sequence[Trajectory], values: Sequence[Any]) -> Sequence[Any]:
+        """The part of a value a token of the trajectory that belongs to the sample's tokens."""
+        count = sum(self.sample.mask)
+        if count == len(values):
+            return values
+        begin = sum(len(turn.response_ids) for turn in trajectories[self.owner].turns[: self.number])
+        return values[begin : begin + count]
+
+
 def _update(
     policy: Policy,
     teacher: Policy,
@@ -377,29 +393,38 @@ def _update(
     rewards = rewards_of(trajectories, config.invalid_penalty)
     groups = [n // config.group for n in range(len(trajectories))]
     advantages = group_advantages(rewards, groups)
-    samples = [policy.lay_out(t) for t in trajectories]
+    pieces = [_Piece(i, n, s) for i, t in enumerate(trajectories) for n, s in enumerate(policy.samples(t))]
+    samples = [piece.sample for piece in pieces]
     tokens = sum(sum(s.mask) for s in samples)
     shares = [0.0] * len(trajectories)
     sums = {"loss_policy": 0.0, "loss_distill": 0.0, "kl": 0.0, "entropy": 0.0, "behaviour_gap": 0.0}
     for pack in policy.batches(samples):
-        part = [samples[i] for i in pack]
+        part = [samples[k] for k in pack]
         padded = policy.pad(part)
         if method.whole:
             dist = policy.next_logp(*padded, temperature=config.temperature)
             logp, entropy = sampled(dist, padded[0][padded[2]])
         else:
             dist, (logp, entropy) = None, policy.logprobs(*padded, temperature=config.temperature)
-        counts = [sum(s.mask) for s in part]
-        behaviour = torch.tensor([p for i in pack for p in trajectories[i].behaviour_logp])
-        spread = torch.repeat_interleave(advantages[pack], torch.tensor(counts))
+        owners, counts = [pieces[k].owner for k in pack], [sum(s.mask) for s in part]
+
+        def cut(values: Callable[[int], Sequence[Any]], pack: list[int] = pack) -> list[Any]:
+            """What `values` has a token of each trajectory, for the tokens of this batch."""
+            return [v for k in pack for v in pieces[k].of(trajectories, values(pieces[k].owner))]
+
+        behaviour = torch.tensor(cut(lambda i: trajectories[i].behaviour_logp))
+        spread = torch.repeat_interleave(advantages[owners], torch.tensor(counts))
         everywhere = torch.ones(1, len(logp), dtype=torch.bool)
         advised: dict[str, Any] = {"teacher_logp": None}
         if shifts:
-            advised["teacher_logp"] = torch.tensor([[k for i in pack for k in shifts[i].teacher_logp]])
-            advised["teacher_mask"] = torch.tensor([[m for i in pack for m in shifts[i].mask]])
-            advised["step_mask"] = torch.tensor([[m for i in pack for m in critical(trajectories[i], skills[i])]])
+            advised["teacher_logp"] = torch.tensor([cut(lambda i: shifts[i].teacher_logp)])
+            advised["teacher_mask"] = torch.tensor([cut(lambda i: shifts[i].mask)])
+            advised["step_mask"] = torch.tensor([cut(lambda i: critical(trajectories[i], skills[i]))])
         if method.whole:
-            shown = [policy.lay_out(trajectories[i], skills[i] if any(shifts[i].mask) else None) for i in pack]
+            shown = [
+                policy.samples(trajectories[i], skills[i] if any(shifts[i].mask) else None)[pieces[k].number]
+                for k, i in zip(pack, owners, strict=True)
+            ]
             with torch.no_grad():
                 target = teacher.next_logp(*policy.pad(shown), temperature=config.temperature)
             assert dist is not None
@@ -412,8 +437,8 @@ def _update(
             response_mask=everywhere,
             **advised,
         )
-        for i, share in zip(pack, sum(losses.values())[0].detach().split(counts), strict=True):  # type: ignore[index]
-            shares[i] = float(share.double().sum()) / tokens
+        for i, share in zip(owners, sum(losses.values())[0].detach().split(counts), strict=True):  # type: ignore[index]
+            shares[i] += float(share.double().sum()) / tokens
         if config.kl_coef:
             with torch.no_grad():
                 base, _ = reference.logprobs(*padded, temperature=config.temperature)

@@ -346,7 +346,11 @@ def test_a_coefficient_that_fades():
     assert rlsd.at(49).needs_teacher and not rlsd.at(50).needs_teacher
     assert METHODS["seed"].at(1000) is METHODS["seed"]
     gap, advantage = torch.full((1, 3), 0.1), torch.tensor([0.7])
-    known: dict[str, Any] = {"advantage": advantage, "student_logp": gap - 1, "response_mask": torch.ones(1, 3, dtype=torch.bool)}
+    known: dict[str, Any] = {
+        "advantage": advantage,
+        "student_logp": gap - 1,
+        "response_mask": torch.ones(1, 3, dtype=torch.bool),
+    }
     faded = replace(METHODS["reverse_kl_full"], fade=4).at(4)
     assert torch.equal(token_weights(faded, **known), token_weights("grpo", **known))
 

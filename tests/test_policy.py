@@ -358,6 +358,11 @@ def test_what_the_model_thinks_of_observations_changes_nothing(policy, episode):
     assert torch.equal(blind.token_logprobs([sample])[0], policy.token_logprobs([sample])[0])
 
 
+def test_reading_distributions_half_way_leaves_gradients_on(policy, episode):
+    parts = policy.distributions(policy.lay_out(episode), positions=2)
+    assert not next(parts).requires_grad and torch.is_grad_enabled()
+
+
 def test_nothing_to_score(policy):
     assert policy.token_logprobs([]) == []
     quiet, loud = Sample((2, 3, 4), (False,) * 3), Sample((2, 3, 4), (False, True, True))
@@ -629,7 +634,9 @@ def test_a_broken_checkpoint_is_one_line(fault, saved, tmp_path):
 
 def test_a_name_that_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setenv("SEEDKIT_DATA", str(tmp_path))
-    with pytest.raises(PolicyError, match=r"no policy 'nope': give a folder, a model on the hub .* or one of \(none built yet\)"):
+    with pytest.raises(
+        PolicyError, match=r"no policy 'nope': give a folder, a model on the hub .* or one of \(none built yet\)"
+    ):
         load_policy("nope")
     (tmp_path / "policies" / "one").mkdir(parents=True)
     with pytest.raises(PolicyError, match="no policy 'nope': give a folder, .* or one of one$"):

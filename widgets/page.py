@@ -109,11 +109,9 @@ def _records(file: Path, model: str | None) -> tuple[list[Record], Policy | None
 
 def _not_its_own(policy: Policy, trajectory: Trajectory) -> bool:
     """Whether another tokenizer wrote the trajectory: what the policy would write is not what stands there."""
-    written = [(turn.observation, list(turn.context_ids)) for turn in trajectory.turns]
-    return any(
-        (policy.turn_ids(seen, n, trajectory.skill) if n else policy.open_ids(seen, trajectory.skill)) != ids
-        for n, (seen, ids) in enumerate(written)
-    )
+    turns, skill = trajectory.turns, trajectory.skill
+    written = (policy.prompt_ids(turns[:n], t.observation, t.admissible, skill) for n, t in enumerate(turns))
+    return any(ids != list(turn.context_ids) for ids, turn in zip(written, turns, strict=True))
 
 
 def _file(source: Path, update: int | None) -> Path:
