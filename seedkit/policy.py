@@ -467,31 +467,33 @@ def sampled(
     return next_logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), entropy
 
 
-class _RoomyLayer(DynamicLayer):
-    """A layer of the KV cache with room behind its tokens: a new one is written there and moves none of the old."""
+class _RaggedLayer(DynamicLayer):
+    """A layer of the KV cache whose rows have lengths of their own: no pads between their tokens, and room behind."""
 
     room: Tensor | None = None  # keys and values, [2, B, heads, tokens and more, head width]
+    columns = torch.empty(0, 0, dtype=torch.long)
+    """Where the next tokens go, [B, new tokens]; pads on the right are written too, and over by what comes next."""
+    extent = 0
+    """Tokens of the longest row, those included."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Append keys and values [B, heads, new tokens, head width]; return all of them."""
-        begin = self.get_seq_length()
-        end = begin + key_states.shape[-2]
-        room = self.room
-        if room is None or end > room.shape[-2]:
-            rows, heads, _, width = key_states.shape
-            room = key_states.new_empty(2, rows, heads, end + end // 2, width)
+        """Write keys and values [B, heads, new tokens, head width]; return all up to the longest row's last."""
+        needed, room = int(self.columns.max()) + 1, self.room
+        rows, heads, _, width = key_states.shape
+        if room is None or needed > room.shape[-2]:
+            room = key_states.new_zeros(2, rows, heads, needed + needed // 2, width)  # what is masked must be finite
             if self.room is not None:
-                room[..., :begin, :] = self.room[..., :begin, :]
+                room[..., : self.room.shape[-2], :] = self.room
             self.room, self.is_initialized = room, True
-        room[0, :, :, begin:end], room[1, :, :, begin:end] = key_states, value_states
-        self.keys, self.values = room[..., :end, :]
+        at = torch.arange(rows, device=room.device)[:, None], slice(None), self.columns
+        room[0][at], room[1][at] = key_states.transpose(1, 2), value_states.transpose(1, 2)
+        self.keys, self.values = room[..., : self.extent, :]
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows with these numbers."""
         if self.room is not None:
             self.room = self.room[:, indices]
-            self.keys, self.values = self.room[..., : self.get_seq_length(), :]
 
 
 class Conversation:
@@ -500,28 +502,35 @@ class Conversation:
     def __init__(self, policy: Policy, rows: int) -> None:
         self.policy = policy
         self.cache = DynamicCache(config=policy.model.config)
-        self.cache.layers = [_RoomyLayer() if type(at) is DynamicLayer else at for at in self.cache.layers]
-        self.attention = torch.zeros(rows, 0, dtype=torch.long)
+        if other := {type(layer).__name__ for layer in self.cache.layers} - {DynamicLayer.__name__}:
+            raise PolicyError(f"{policy.name}: cannot sample, its attention does not see all tokens ({other.pop()})")
+        self.cache.layers = [_RaggedLayer() for _ in self.cache.layers]
+        self.length = torch.zeros(rows, dtype=torch.long)
         self.pending: list[list[int]] = [[] for _ in range(rows)]
 
     @torch.no_grad()
     def _read(self, blocks: Sequence[Sequence[int]]) -> Tensor:
-        """Append one block of tokens a row (padded on the left); return next-token logits [B, V] in float32."""
-        width = max(len(b) for b in blocks)
-        ids = torch.tensor([[self.policy.pad_id] * (width - len(b)) + list(b) for b in blocks])
-        real = torch.tensor([[0] * (width - len(b)) + [1] * len(b) for b in blocks])
-        self.attention = torch.cat([self.attention, real], dim=1)
-        positions = (self.attention.cumsum(-1) - 1).clamp(min=0)[:, -width:]
-        device = self.policy.model.device
-        out = self.policy.model(
-            input_ids=ids.to(device),
-            attention_mask=self.attention.to(device),
-            position_ids=positions.to(device),
+        """Append one block of tokens a row; return next-token logits [B, V] in float32, of no use in an empty row."""
+        model, count = self.policy.model, torch.tensor([len(b) for b in blocks])
+        width = int(count.max())
+        ids = torch.tensor([[*b, *[self.policy.pad_id] * (width - len(b))] for b in blocks])
+        columns = self.length[:, None] + torch.arange(width)
+        self.length = self.length + count
+        extent = int(self.length.max())
+        hidden = torch.arange(extent) > columns[:, None, :, None]  # later tokens, and what another row left there
+        mask = torch.zeros(hidden.shape, dtype=model.dtype).masked_fill(hidden, -torch.inf)
+        columns = columns.to(model.device)
+        for layer in self.cache.layers:
+            layer.columns, layer.extent = columns, extent  # type: ignore[attr-defined]
+        state = model.base_model(
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            position_ids=columns,
             cache=self.cache,
             use_cache=True,
-            logits_to_keep=1,
-        )
-        return out.logits[:, -1].float().cpu()
+        ).last_hidden_state
+        last = state[torch.arange(len(blocks)), (count - 1).clamp(min=0)]
+        return model.get_output_embeddings()(last).float().cpu()
 
     def say(
         self,
@@ -566,7 +575,7 @@ class Conversation:
         """Drop every row but the given ones."""
         index = torch.tensor(list(rows))
         self.cache.batch_select_indices(index.to(self.policy.model.device))
-        self.attention = self.attention[index]
+        self.length = self.length[index]
         self.pending = [self.pending[r] for r in rows]
 
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
+from transformers import DynamicCache, Gemma2Config, Gemma2ForCausalLM
 
 from seedkit.build import make_policy
 from seedkit.policy import (
@@ -21,7 +20,7 @@ from seedkit.policy import (
     Policy,
     PolicyError,
     Sample,
-    _RoomyLayer,
+    _RaggedLayer,
     load_policy,
     sampled,
 )
@@ -196,7 +195,7 @@ class Answers(nn.Module):
         super().__init__()
         self.logits = torch.tensor(logits)
         self.config = type("Config", (), {"max_position_embeddings": 64, "vocab_size": len(logits)})()
-        self.device = self.logits.device
+        self.device, self.dtype = self.logits.device, self.logits.dtype
         self.asked = []
 
     def base_model(self, input_ids, **options):
@@ -446,13 +445,7 @@ def test_greedy_takes_the_likeliest_token(policy):
 
 def test_samples_follow_the_distribution():
     """Of 4,000 draws the shares agree with softmax([2, 0, 1] / T) within five standard errors (at most .04)."""
-
-    class Talks(Answers):
-        def forward(self, input_ids, **options):
-            return type("Output", (), {"logits": self.logits.expand(len(input_ids), 1, -1)})()
-
     policy = fake([2.0, 0.0, 1.0])
-    policy.model = Talks([2.0, 0.0, 1.0])
     for temperature in (1.0, 0.5):
         answers = policy_says(policy, 4000, temperature)
         shares = torch.bincount(torch.tensor(answers), minlength=3) / 4000
@@ -464,7 +457,7 @@ def policy_says(policy, count, temperature):
     """First tokens drawn with that many seeds from a model that needs no cache."""
     talk = Conversation.__new__(Conversation)
     talk.policy, talk.cache = policy, DynamicCache()
-    talk.attention, talk.pending = torch.zeros(count, 0, dtype=torch.long), [[] for _ in range(count)]
+    talk.length, talk.pending = torch.zeros(count, dtype=torch.long), [[] for _ in range(count)]
     rngs = [np.random.default_rng(n) for n in range(count)]
     answers, logps = talk.say([[0]] * count, rngs, 1, temperature)
     by_token = torch.log_softmax(torch.tensor([2.0, 0.0, 1.0]) / temperature, -1)
@@ -496,24 +489,37 @@ def test_a_cache_that_lives_across_turns_changes_nothing(policy):
         assert all(m for m in mask[at : at + len(logp)])
 
 
-def test_room_in_the_cache_changes_no_bit():
-    """Blocks of 1 to 9 tokens, rows dropped in between: what the library's layer holds, copied in growth alone."""
-    rng, roomy, plain = torch.Generator().manual_seed(0), _RoomyLayer(), DynamicLayer()
-    rows, places = 5, []
+def test_rows_of_the_cache_have_lengths_of_their_own():
+    """Blocks of 0 to 9 tokens a row, rows dropped in between: each row holds what it would hold alone."""
+    rng, layer = torch.Generator().manual_seed(0), _RaggedLayer()
+    held, lengths, places = [torch.empty(2, 3, 0, 4)] * 5, torch.zeros(5, dtype=torch.long), []
     for step in range(60):
-        block = torch.randn(2, rows, 3, 1 + step % 9 if step % 5 == 0 else 1, 4, generator=rng)
-        keys, values = roomy.update(*block)
-        for mine, theirs in zip((keys, values), plain.update(*block), strict=True):
-            assert torch.equal(mine, theirs)
-        assert roomy.get_seq_length() == plain.get_seq_length()
-        places.append(keys.data_ptr())
+        counts = torch.randint(1, 10, (len(held),), generator=rng) if step % 5 == 0 else torch.ones(len(held)).long()
+        counts[step % len(held)] = 0
+        block = torch.randn(2, len(held), 3, int(counts.max()), 4, generator=rng)
+        layer.columns = lengths[:, None] + torch.arange(block.shape[-2])
+        lengths = lengths + counts
+        layer.extent = int(lengths.max())
+        both = torch.stack(layer.update(*block))
+        held = [torch.cat([h, block[:, r, :, : counts[r]]], dim=2) for r, h in enumerate(held)]
+        for row, mine in enumerate(held):
+            assert torch.equal(both[:, row, :, : lengths[row]], mine)
+        assert both.shape[-2] == layer.extent == layer.get_seq_length() and both.isfinite().all()
+        places.append(both.shape and layer.room.data_ptr())
         if step in (20, 40):
-            rows -= 1
-            for layer in (roomy, plain):
-                layer.batch_select_indices(torch.tensor([n for n in range(rows + 1) if n != 1]))
+            kept = torch.tensor([n for n in range(len(held)) if n != 1])
+            layer.batch_select_indices(kept)
+            held, lengths = [held[n] for n in kept], lengths[kept]
     assert len(set(places)) <= 12
-    talk = Conversation(load_policy("household-tiny"), 2)
-    assert {type(layer) for layer in talk.cache.layers} == {_RoomyLayer}
+
+
+def test_a_model_that_does_not_see_all_tokens_is_refused():
+    config = Gemma2Config(
+        vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=1, head_dim=8
+    )
+    sliding = Policy(Gemma2ForCausalLM(config), Letters(), Layout(*"abcdef"))
+    with pytest.raises(PolicyError, match="cannot sample, its attention does not see all tokens .*Sliding"):
+        Conversation(sliding, 1)
 
 
 # --- weights on disk -----------------------------------------------------------------------------------------------
