@@ -181,7 +181,7 @@ def demonstrate(
     advised = condition in ("right", "wrong")
     now = env.reset(task)
     player = Expert(now, plan, rng, noise=0.02 if advised else 0.04, slip=0.03, forget=0.02 if advised else 0.12)
-    context, turns, stages = policy.open_ids(now.text, skill), [], []
+    context, turns, stages = policy.prompt_ids([], now.text, now.admissible, skill), [], []
     while len(turns) < max_steps and stages.count("wander") < wander and not now.done:
         command = player.act(now)
         valid = command in now.admissible
@@ -192,7 +192,7 @@ def demonstrate(
         )
         stages.append(player.stage)
         now = after
-        context = policy.turn_ids(now.text, len(turns), skill)
+        context = policy.prompt_ids(turns, now.text, now.admissible, skill)
     trajectory = Trajectory(
         id=f"{task.id}/demo",
         task=task,

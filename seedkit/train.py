@@ -87,20 +87,32 @@ class Stage2Config:
     """Turns an episode (SEED: 30, on larger rooms)."""
     temperature: float = 1.0
     """Of the rollout (papers: 1)."""
+    max_new_tokens: int | None = None
+    """Longest response; None for what the environment's actions take. Reasoning needs more (papers: 512)."""
     seed: int = 0
     """Decides tasks and sampling."""
 
 
 def check(config: Stage1Config | Stage2Config) -> None:
     """Raise `RunError` naming the first field that cannot be right."""
-    positive = {"epochs", "batch_size", "updates", "tasks", "group", "max_steps", "lr", "temperature"}
+    positive = {
+        "epochs",
+        "batch_size",
+        "updates",
+        "tasks",
+        "group",
+        "max_steps",
+        "max_new_tokens",
+        "lr",
+        "temperature",
+    }
     for name, value in asdict(config).items():
         if name == "method":
             resolve(value)
             continue
-        if value is None and name in ("coef", "beta"):
+        if value is None and name in ("coef", "beta", "max_new_tokens"):
             continue
-        whole = name in ("epochs", "batch_size", "updates", "tasks", "group", "max_steps", "seed")
+        whole = name in ("epochs", "batch_size", "updates", "tasks", "group", "max_steps", "max_new_tokens", "seed")
         if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
             raise RunError(f"{name} must be a {'whole number' if whole else 'number'}, got {value!r}")
         if not math.isfinite(value) or value < 0 or (name in positive and value == 0):
@@ -145,11 +157,43 @@ def stage1(
             written.append(torch.tensor([False] * sum(plain.mask) + [True] * len(answer)))
     if not examples:
         raise RunError("no trajectory has a skill to learn from")
-    start_logp = policy.token_logprobs(moves)
+    return _fine_tune(policy, examples, written, policy.token_logprobs(moves), config, "stage 1", progress)
+
+
+def imitate(
+    policy: Policy,
+    trajectories: Sequence[Trajectory],
+    config: Stage1Config = Stage1Config(),
+    *,
+    progress: bool = False,
+) -> list[dict[str, int | float]]:
+    """Fine-tune the policy, in place, to say what was said in these episodes, skills in their prompts included.
+
+    The warm-up that shows a language model how skills are used before it is asked to use its own. Loss: cross-entropy
+    on the response tokens, nats a token; `config.anchor` plays no part. Returns rows as `stage1`'s.
+    """
+    check(config)
+    examples = [sample for t in trajectories for sample in policy.samples(t) if any(sample.mask)]
+    if not examples:
+        raise RunError("no trajectory has a response to learn from")
+    written = [torch.ones(sum(s.mask), dtype=torch.bool) for s in examples]
+    return _fine_tune(policy, examples, written, [torch.empty(0)] * len(examples), config, "imitation", progress)
+
+
+def _fine_tune(
+    policy: Policy,
+    examples: Sequence[Sample],
+    written: Sequence[Tensor],
+    start_logp: Sequence[Tensor],
+    config: Stage1Config,
+    title: str,
+    progress: bool,
+) -> list[dict[str, int | float]]:
+    """Cross-entropy on the sampled tokens that are `written`, the anchor on the others."""
     optimizer = torch.optim.AdamW(policy.own().values(), lr=config.lr, weight_decay=0.0)
     steps = config.epochs * math.ceil(len(examples) / config.batch_size)
     rows: list[dict[str, int | float]] = []
-    bar = tqdm(total=steps, desc="stage 1", disable=not progress, leave=False)
+    bar = tqdm(total=steps, desc=title, disable=not progress, leave=False)
     for epoch in range(config.epochs):
         order = list(range(len(examples)))
         random.Random(f"{config.seed}-{epoch}").shuffle(order)
@@ -255,6 +299,7 @@ def stage2(
             seed=config.seed * 100_003 + update,
             max_steps=config.max_steps,
             skills=prompts,
+            max_new_tokens=config.max_new_tokens,
         )
         lap("rollout")
 

@@ -34,6 +34,7 @@ from seedkit.train import (
     alarms,
     batch_tasks,
     check,
+    imitate,
     read_run,
     rewards_of,
     stage1,
@@ -117,6 +118,22 @@ def test_the_anchor_holds_play_where_it_was(env, tasks, monkeypatch):
     # the gradient of d²/2 is d times that of the policy's log-prob: none where nothing has moved yet
     begin = torch.cat([p.detach().flatten() for p in tiny().model.parameters()])
     assert torch.cosine_similarity(first[0] - begin, first_held[0] - begin, dim=0) > 0.999
+
+
+def test_imitation_says_what_was_said(env, tasks):
+    advised = collect(tiny(), env, tasks[:2], max_steps=6, skills=SkillLibrary().write_for(tasks[:2]))
+    policy = tiny()
+    samples = [sample for t in advised for sample in policy.samples(t)]
+    before = torch.cat(policy.token_logprobs(samples)).mean()
+    rows = imitate(policy, advised, Stage1Config(epochs=4, batch_size=1))
+    after = torch.cat(policy.token_logprobs(samples)).mean()
+    assert len(rows) == 8 and after > before + 0.05 and {r["drift"] for r in rows} == {0.0}
+    assert rows[0]["loss"] > rows[-1]["loss"] > 0
+    assert all(t.skill for t in advised) and samples[0].ids == policy.samples(advised[0])[0].ids  # the skill is in it
+    silent = replace(advised[0], turns=())
+    assert len(imitate(tiny(), [silent, advised[0]], Stage1Config(epochs=1))) == 1
+    with pytest.raises(RunError, match="no trajectory has a response to learn from"):
+        imitate(policy, [silent])
 
 
 # --- stage 2
