@@ -52,6 +52,8 @@ class Script:
 
     name = "script"
     engine_name = "none"
+    max_steps = 99
+    max_action_tokens = 12
 
     def __init__(self, last=3, length=1):
         self.last, self.length = last, length

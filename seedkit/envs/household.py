@@ -66,6 +66,7 @@ class Household:
 
     name = "household"
     max_steps = MAX_STEPS
+    max_action_tokens = 12
 
     def __init__(self, engine: str = "fast", _shared: _Games | None = None) -> None:
         self._engine: PddlEnv | None = None
