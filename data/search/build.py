@@ -68,7 +68,7 @@ def countries() -> list[dict]:
                 "currency_code": money,
                 "language": english.languages.get(spoken[-1][1]) if clear else None,
                 "language_code": spoken[-1][1] if clear else None,
-                "domain": row["tld"].removeprefix("."),
+                "domain": row["tld"].removeprefix(".") or None,
                 "phone": row["phone"] if row["phone"].isdigit() else None,
                 "people": round(row["population"] / 1000) or None,
                 "area": round(row["areakm2"] / 1000) or None,

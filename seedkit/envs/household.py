@@ -167,7 +167,7 @@ class Household:
             return self._see(self._engine.step(action)[0])
         action = action.strip()
         here = self._node.observation
-        if action not in here.admissible:
+        if action not in (here.admissible or ()):
             return Observation("Nothing happens.", here.admissible)
         if action not in self._node.children:
             engine = self._catch_up()

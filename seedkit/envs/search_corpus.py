@@ -44,7 +44,7 @@ SENTENCES = {
     ),
     "currency": (
         "The {name} is the currency of {country}.",
-        "The {name} is the currency of {countries} countries.",
+        "The {name} is used in {countries} countries.",
         "Its code is {code}.",
     ),
     "element": (
@@ -56,7 +56,7 @@ SENTENCES = {
     ),
     "language": (
         "{name} is the main language of {country}.",
-        "{name} is the main language of {countries} countries.",
+        "{name} is spoken most in {countries} countries.",
         "Its code is {code}.",
         "It is written in {script} letters.",
     ),

@@ -29,7 +29,7 @@ HABITS = {
     "compare": {"compare": 0.4, "single": 0.25, "stop": 0.25, "circle": 0.1},
     "hop": {"hop": 0.38, "single": 0.32, "stop": 0.2, "circle": 0.1},
 }
-_DOC = re.compile(r"^Doc \d+\(Title: (.*?)\) (.*)$", re.MULTILINE | re.IGNORECASE)
+_DOC = re.compile(r"^(?:<information>)?Doc \d+\(Title: (.*?)\) (.*?)(?:</information>)?$", re.MULTILINE)
 
 
 def habit(kind: str, rng: random.Random) -> str:

@@ -17,7 +17,7 @@ from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
 from seedkit.envs.base import data_dir, write_panel
-from seedkit.envs.search_corpus import embedded, facts
+from seedkit.envs.search_corpus import embedded, facts, words
 from seedkit.types import Task, digest
 
 KINDS = ("single", "compare", "hop")
@@ -169,16 +169,17 @@ def _pairs(
 
 @functools.cache
 def _askable() -> list[dict[str, Any]]:
-    """Facts with a plain name that nothing else has and whose passage is the first one found under it."""
+    """Facts with a plain name that nothing else has, of one country at most, found first under that name."""
     count = Counter(f["name"].casefold() for f in facts())
-    plain = [f for f in facts() if _PLAIN.fullmatch(f["name"]) and count[f["name"].casefold()] == 1]
+    own = [f for f in facts() if count[f["name"].casefold()] == 1 and "countries" not in f]
+    plain = [f for f in own if _PLAIN.fullmatch(f["name"])]
     return [f for f in plain if embedded().search(f["name"], 1)[0].passage.id == f["id"]]
 
 
 def _is_answer(value: Any, asked: dict[str, Any]) -> bool:
-    """Whether a value is short and plain, and not the name that the question holds."""
+    """Whether a value is short and plain, and no word of it stands in the name that the question holds."""
     plain = _PLAIN.fullmatch(str(value)) or _CODE.fullmatch(str(value))
-    return value is not None and value != asked["name"] and bool(plain)
+    return value is not None and bool(plain) and not set(words(str(value))) & set(words(asked["name"]))
 
 
 def _the(fact: dict[str, Any]) -> str:

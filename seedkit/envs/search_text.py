@@ -89,7 +89,7 @@ def information(hits: Sequence[Hit]) -> str:
 
 def in_tags(lines: Sequence[str]) -> str:
     """Lines as what a search brought."""
-    return "\n".join(["<information>", *lines, "</information>"])
+    return "<information>" + "\n".join(lines) + "</information>"
 
 
 def one_line(text: str, most: int) -> str:
