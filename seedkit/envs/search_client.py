@@ -73,7 +73,7 @@ def _hits(content: bytes) -> list[Hit]:
     try:
         (found,) = json.loads(content)["result"]
         return [_hit(one) for one in found]
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         raise Failed(NOT_RESULT) from None
 
 
