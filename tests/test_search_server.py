@@ -246,6 +246,19 @@ def test_a_second_attempt_may_succeed(server, pauses):
     assert len(pauses) == 1
 
 
+def test_a_server_that_stays_down_holds_nobody_up(server, pauses):
+    retriever = Retriever(server.url)
+    server.plays(lambda handler, number: handler.say(status=200 if number == 6 else 500))
+    for attempts in (3, 4, 5):
+        with pytest.raises(RetrievalFailed, match="server error"):
+            retriever.search("zambia", 3)
+        assert len(server.asked) == attempts
+    assert len(retriever.search("zambia", 3)) == 1  # the sixth
+    with pytest.raises(RetrievalFailed):
+        retriever.search("zambia", 3)
+    assert len(server.asked) == 9  # patient again
+
+
 def test_a_group_asks_once(server):
     env = make("search", url=server.url)
     for player in (env, env.clone()):

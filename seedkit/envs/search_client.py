@@ -37,7 +37,8 @@ class Retriever:
         key_variable: name of the environment variable with the server's bearer token; None sends none.
         timeout: seconds for an attempt, from connecting to the last byte.
         retries: attempts after the first, on timeouts, broken connections, 408, 409, 425, 429 and 5xx; after twice as
-            long a pause each time (from about a second).
+            long a pause each time (from about a second). None after a search that failed, until one succeeds: a
+            server that is down does not hold up every turn for so long.
 
     Raises:
         EndpointError: for an address or key variable that cannot be used.
@@ -49,6 +50,7 @@ class Retriever:
         self.url, self.timeout, self.retries = address(url, "/retrieve"), timeout, retries
         self._headers = headers(secret_of(variable_name(key_variable), self.url))
         self._tls = ssl.create_default_context()
+        self._down = False
 
     def search(self, query: str, topk: int) -> list[Hit]:
         """The passages that the server finds, at most `topk` of them.
@@ -59,14 +61,18 @@ class Retriever:
         try:
             with start_blocking_portal() as portal:  # a thread of its own: notebooks have a running loop
                 content = portal.call(self._ask, {"queries": [query], "topk": topk, "return_scores": True})
-            return _hits(content)[:topk]
+            found = _hits(content)[:topk]
         except Failed as failed:
+            self._down = True
             raise RetrievalFailed(failed.reason) from None
+        self._down = False
+        return found
 
     async def _ask(self, body: dict[str, Any]) -> bytes:
         options: dict[str, Any] = {"headers": self._headers, "timeout": None, "verify": self._tls}
         async with httpx2.AsyncClient(follow_redirects=False, **options) as client:
-            return await insist(lambda: post_json(client, self.url, body), self.timeout, self.retries)
+            retries = 0 if self._down else self.retries
+            return await insist(lambda: post_json(client, self.url, body), self.timeout, retries)
 
 
 def _hits(content: bytes) -> list[Hit]:
