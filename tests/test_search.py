@@ -244,9 +244,12 @@ def test_clones_play_on_their_own(env):
     ],
 )
 def test_tasks_that_cannot_be_played(env, task, words):
+    env.reset(task_of())
     with pytest.raises(EnvError, match=words) as caught:
         env.reset(task)
     assert "task 't'" in str(caught.value) and "\n" not in str(caught.value)
+    with pytest.raises(EnvError, match="never began"):  # nor does the episode before go on
+        env.step("<answer>Ann</answer>")
 
 
 def test_wrong_use_is_told(env):

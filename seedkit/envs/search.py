@@ -86,6 +86,7 @@ class Search:
 
     def reset(self, task: Task) -> Observation:
         """Start a task and return the question."""
+        self.close()
         if task.env != self.name:
             raise EnvError(f"task {task.id!r} belongs to {task.env!r}, not to {self.name!r}")
         question, answers = task.spec.get("question"), task.spec.get("answers")
