@@ -27,7 +27,7 @@ def commands(task: Task, rng: random.Random, player: Household) -> list[str]:
     now, walk, left = player.reset(task), [], list(task.spec["walkthrough"])
     while len(walk) < STEPS and not now.done:
         follow = left and left[0] in now.admissible and rng.random() < 0.5
-        command = left.pop(0) if follow else rng.choice(now.admissible)
+        command = left.pop(0) if follow else rng.choice(now.admissible or ())
         walk.append(command)
         now = player.step(command)
     return walk

@@ -108,6 +108,13 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--method", help="a name in METHODS; default: the run's, else seed")
     inspect.set_defaults(run_command=_inspect)
 
+    serve = commands.add_parser(
+        "serve-search", help="our passages behind the Search-R1 /retrieve protocol, loopback only"
+    )
+    serve.add_argument("--port", type=int, default=8000, help="0: any that is free")
+    serve.add_argument("--corpus", type=Path, help="a FlashRAG corpus (.jsonl); default: the embedded one")
+    serve.set_defaults(run_command=_serve_search)
+
     doctor = commands.add_parser("doctor", help="what is here, what is missing and how to get it")
     doctor.set_defaults(run_command=_doctor)
     return parser
@@ -225,6 +232,12 @@ def _inspect(options: argparse.Namespace) -> None:
 
     names = ("update", "trajectory", "skill", "model", "method")
     print(inspect(options.source, options.out, **{name: getattr(options, name) for name in names}))
+
+
+def _serve_search(options: argparse.Namespace) -> None:
+    from seedkit.envs.search_server import serve
+
+    serve(options.port, options.corpus)
 
 
 def _doctor(options: argparse.Namespace) -> None:

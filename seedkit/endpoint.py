@@ -13,13 +13,13 @@ import os
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import as_completed
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import httpx2
@@ -53,6 +53,7 @@ _RIGHT = {
 }
 _REDIRECT = "base_url should be the address that answers itself, since a key does not follow redirects"
 _jitter = random.Random()
+T = TypeVar("T")
 
 
 class EndpointError(RuntimeError):
@@ -89,7 +90,7 @@ class _Answer:
     completion_tokens: int | None
 
 
-class _Failed(Exception):
+class Failed(Exception):
     """No answer: why, whether and after how many seconds to ask again, the server's words, what would be right."""
 
     def __init__(self, reason: str, again: bool = False, wait: float = 0.0, words: str = "", right: str = "") -> None:
@@ -101,10 +102,10 @@ class _Run:
 
     def __init__(self) -> None:
         self.heard = self.row = 0
-        self.last: _Failed | None = None
+        self.last: Failed | None = None
         self.hint = ""
 
-    def count(self, failed: _Failed) -> None:
+    def count(self, failed: Failed) -> None:
         self.heard, self.row = self.heard + 1, self.row + 1
         hint = _hopeless(failed, self.row, none_yet=self.row == self.heard)
         if hint and self.last is None:
@@ -164,9 +165,8 @@ class EndpointAnalyzer:
             raise ValueError("timeout should be above 0, retries at least 0, concurrency at least 1")
         if offline and replay is None:
             raise ValueError("offline=True needs replay: the file with the answers")
-        if key_variable is not None and not re.fullmatch("[A-Z_][A-Z0-9_]*", key_variable):
-            raise EndpointError("key_variable should be the NAME of an environment variable, in capitals; not a key")
-        self.url, self.key_variable, self.author = _address(base_url), key_variable, f"endpoint ({model})"
+        self.url, self.key_variable = address(base_url, "/chat/completions"), variable_name(key_variable)
+        self.author = f"endpoint ({model})"
         self.timeout, self.retries, self.concurrency = timeout, retries, concurrency
         self.offline, self.max_chars, self.progress = offline, max_chars, progress
         self.fields = {"model": model, "temperature": temperature, "max_tokens": max_tokens, **(extra or {})}
@@ -204,15 +204,14 @@ class EndpointAnalyzer:
 
     def _ask_all(self, bodies: dict[str, dict[str, Any]]) -> dict[str, str]:
         """Asks for every body and keeps the answers; returns the reasons of those that have none."""
-        secret = self._secret()
-        headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {secret}"} if secret else {})
+        secret = secret_of(self.key_variable, self.url)
         if self._replay is not None:  # before anything is paid for
             self._replay.parent.mkdir(parents=True, exist_ok=True)
             self._replay.touch()
         failures, run = {}, _Run()
         bar = tqdm(total=len(bodies), desc="hindsight", unit="answer", disable=not self.progress, leave=False)
         limits = httpx2.Limits(max_connections=self.concurrency)
-        client = httpx2.AsyncClient(headers=headers, timeout=None, follow_redirects=False, limits=limits)
+        client = httpx2.AsyncClient(headers=headers(secret), timeout=None, follow_redirects=False, limits=limits)
         with bar, start_blocking_portal() as portal, portal.wrap_async_context_manager(client):
             slots = portal.call(anyio.Semaphore, self.concurrency)
             futures = {portal.start_task_soon(self._ask, client, slots, body, run): k for k, body in bodies.items()}
@@ -220,7 +219,7 @@ class EndpointAnalyzer:
                 bar.update()
                 try:
                     self._keep(futures[future], future.result(), secret)
-                except _Failed as failed:
+                except Failed as failed:
                     failures[futures[future]] = failed.reason
         if run.last is not None:
             words = f" {_hide(run.last.words, secret)[:200]!r}" if run.last.words else ""
@@ -244,61 +243,106 @@ class EndpointAnalyzer:
     async def _ask(
         self, client: httpx2.AsyncClient, slots: anyio.Semaphore, body: dict[str, Any], run: _Run
     ) -> _Answer:
-        """One answer, after as many attempts as it takes and are allowed."""
+        """One answer; once there is no sense in asking on, none."""
+
+        async def post() -> _Answer:
+            return _completion(await post_json(client, self.url, body))
+
         async with slots:
-            attempt = 0
-            while run.last is None:
-                try:
-                    with anyio.fail_after(self.timeout):
-                        answer = await self._post(client, body)
-                    run.heard, run.row = run.heard + 1, 0
-                    return answer
-                except TimeoutError:
-                    failed = _Failed(TIMEOUT, again=True)
-                except httpx2.TransportError as error:
-                    reason = NO_CONNECTION if isinstance(error, httpx2.ConnectError) else BROKEN
-                    failed = _Failed(reason, again=True, words=str(error))
-                except _Failed as error:
-                    failed = error
-                if attempt >= self.retries or not failed.again:
+            try:
+                answer = await insist(post, self.timeout, self.retries, hopeless=lambda: run.last is not None)
+            except Failed as failed:
+                if run.last is None:
                     run.count(failed)
-                    raise failed
-                await sleep(failed.wait + 2 ** min(attempt, 6) * _jitter.uniform(0.5, 1.0))
-                attempt += 1
-            raise _Failed("not asked")
+                raise
+            run.heard, run.row = run.heard + 1, 0
+            return answer
 
-    async def _post(self, client: httpx2.AsyncClient, body: dict[str, Any]) -> _Answer:
-        content = bytearray()
-        async with client.stream("POST", self.url, json=body) as response, aclosing(response.aiter_raw()) as parts:
-            async for part in parts:
-                content += part
-                if len(content) > MAX_BYTES:
-                    break
-        status = response.status_code
-        if 200 <= status < 300:
+
+async def insist(
+    ask: Callable[[], Awaitable[T]], timeout: float, retries: int, hopeless: Callable[[], bool] = lambda: False
+) -> T:
+    """What `ask` returns, after as many attempts as it takes and are allowed.
+
+    Args:
+        timeout: seconds for an attempt.
+        retries: attempts after the first, after twice as long a pause each time (from about a second).
+        hopeless: asked before each attempt.
+
+    Raises:
+        Failed: the last attempt's failure.
+    """
+    attempt = 0
+    while not hopeless():
+        try:
+            with anyio.fail_after(timeout):
+                return await ask()
+        except TimeoutError:
+            failed = Failed(TIMEOUT, again=True)
+        except httpx2.TransportError as error:
+            reason = NO_CONNECTION if isinstance(error, httpx2.ConnectError) else BROKEN
+            failed = Failed(reason, again=True, words=str(error))
+        except Failed as error:
+            failed = error
+        if attempt >= retries or not failed.again:
+            raise failed
+        await sleep(failed.wait + 2 ** min(attempt, 6) * _jitter.uniform(0.5, 1.0))
+        attempt += 1
+    raise Failed("not asked")
+
+
+async def post_json(client: httpx2.AsyncClient, url: str, body: dict[str, Any]) -> bytes:
+    """The content of a server's answer, of at most MAX_BYTES.
+
+    Raises:
+        Failed: for any status but 200 to 299.
+    """
+    content = bytearray()
+    async with client.stream("POST", url, json=body) as response, aclosing(response.aiter_raw()) as parts:
+        async for part in parts:
+            content += part
             if len(content) > MAX_BYTES:
-                raise _Failed(TOO_LARGE)
-            return _completion(bytes(content))
-        if 300 <= status < 400:
-            raise _Failed(f"redirected ({status})", words=response.headers.get("location", ""), right=_REDIRECT)
-        raise _Failed(
-            f"server error ({status})" if status >= 500 else f"refused ({status})",
-            again=status in AGAIN or status >= 500,
-            wait=_retry_after(response.headers.get("retry-after", "")),
-            words="" if status in (401, 403) else content.decode(errors="replace"),  # those two may quote the key
-            right=_RIGHT.get(status, ""),
-        )
-
-    def _secret(self) -> str:
-        if self.key_variable is None:
-            return ""
-        secret = os.environ.get(self.key_variable, "").strip()
-        if not re.fullmatch("[!-~]+", secret):
-            raise EndpointError(f"{self.url}: the environment variable {self.key_variable} should hold an ASCII key")
-        return secret
+                break
+    status = response.status_code
+    if 200 <= status < 300:
+        if len(content) > MAX_BYTES:
+            raise Failed(TOO_LARGE)
+        return bytes(content)
+    if 300 <= status < 400:
+        raise Failed(f"redirected ({status})", words=response.headers.get("location", ""), right=_REDIRECT)
+    raise Failed(
+        f"server error ({status})" if status >= 500 else f"refused ({status})",
+        again=status in AGAIN or status >= 500,
+        wait=_retry_after(response.headers.get("retry-after", "")),
+        words="" if status in (401, 403) else content.decode(errors="replace"),  # those two may quote the key
+        right=_RIGHT.get(status, ""),
+    )
 
 
-def _address(base_url: str) -> str:
+def headers(secret: str) -> dict[str, str]:
+    """What every request carries; nothing is compressed, so that MAX_BYTES holds."""
+    return {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {secret}"} if secret else {})
+
+
+def variable_name(variable: str | None) -> str | None:
+    """The name of an environment variable, as it is given. Raises `EndpointError` for what may be a key itself."""
+    if variable is not None and not re.fullmatch("[A-Z_][A-Z0-9_]*", variable):
+        raise EndpointError("key_variable should be the NAME of an environment variable, in capitals; not a key")
+    return variable
+
+
+def secret_of(variable: str | None, url: str) -> str:
+    """The key that an environment variable holds; "" where none is named. Raises `EndpointError`."""
+    if variable is None:
+        return ""
+    secret = os.environ.get(variable, "").strip()
+    if not re.fullmatch("[!-~]+", secret):
+        raise EndpointError(f"{url}: the environment variable {variable} should hold an ASCII key")
+    return secret
+
+
+def address(base_url: str, path: str) -> str:
+    """The URL of a path behind `base_url`. Raises `EndpointError` where it could carry more than an address."""
     try:
         url = httpx2.URL(base_url)
         good = url.scheme in ("http", "https") and url.host and not (url.userinfo or url.query or url.fragment)
@@ -307,10 +351,10 @@ def _address(base_url: str) -> str:
     if not good:
         shown = re.sub("(?<=//)[^/]*@|[?#].*", "", base_url)
         raise EndpointError(f"{shown!r}: base_url should be http(s)://host/path, without user, query or fragment")
-    return f"{base_url.rstrip('/')}/chat/completions"
+    return base_url.rstrip("/") + path
 
 
-def _hopeless(failed: _Failed, row: int, *, none_yet: bool) -> str:
+def _hopeless(failed: Failed, row: int, *, none_yet: bool) -> str:
     """What would be right, when asking on makes no sense after this failure, the last of `row` in a row."""
     if failed.reason == NO_CONNECTION and none_yet:
         return "is base_url right, and is a server running there?"
@@ -342,9 +386,9 @@ def _completion(content: bytes) -> _Answer:
         text = value["choices"][0]["message"]["content"]
         usage = value.get("usage")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise _Failed(NOT_COMPLETION) from None
+        raise Failed(NOT_COMPLETION) from None
     if not isinstance(text, str | None):
-        raise _Failed(NOT_COMPLETION)
+        raise Failed(NOT_COMPLETION)
     usage = usage if isinstance(usage, dict) else {}
     return _Answer(text, *_counts([usage.get("prompt_tokens"), usage.get("completion_tokens")]))
 

@@ -14,9 +14,7 @@ from tqdm.auto import tqdm
 from seedkit.actions import parse_action
 from seedkit.envs.base import TextEnv
 from seedkit.policy import Conversation, Policy
-from seedkit.types import Skill, Task, Trajectory, Turn, digest
-
-MAX_ACTION_TOKENS = 12
+from seedkit.types import Observation, Skill, Task, Trajectory, Turn, digest
 
 
 def collect(
@@ -29,7 +27,7 @@ def collect(
     seed: int = 0,
     max_steps: int = 20,
     skills: Sequence[Skill | None] | None = None,
-    max_new_tokens: int = MAX_ACTION_TOKENS,
+    max_new_tokens: int | None = None,
     batch_size: int = 128,
     progress: bool = False,
 ) -> list[Trajectory]:
@@ -38,17 +36,21 @@ def collect(
     Args:
         group: episodes a task (GRPO's group), side by side in the result.
         temperature: of sampling; 0 is greedy. The log-probabilities kept are at this temperature.
-        max_steps: turns after which an unfinished episode counts as failed (`truncated`).
+        max_steps: turns after which an unfinished episode counts as failed (`truncated`); the environment may have a
+            lower limit of its own.
+        max_new_tokens: longest answer; None for what the environment's actions may take.
         skills: one skill a task to put into the *student's* prompt (prompting, Skill-GRPO); None for none.
         batch_size: episodes played side by side; changes speed and memory, not results.
 
     Returns:
         `len(tasks) * group` trajectories, task by task.
     """
+    max_new_tokens = env.max_action_tokens if max_new_tokens is None else max_new_tokens
     settings = {"group": group, "max_steps": max_steps, "batch_size": batch_size, "max_new_tokens": max_new_tokens}
     for name, value in settings.items():
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+    max_steps = min(max_steps, env.max_steps)
     if not temperature >= 0:
         raise ValueError(f"temperature must be at least 0, got {temperature}")
     if skills is not None and len(skills) != len(tasks):
@@ -107,9 +109,9 @@ class _Row:
     def act(self, ids: list[int], logp: list[float], max_steps: int) -> None:
         before, seen = self.now, self.context
         action = parse_action(self.policy.decode(ids), before.admissible)
-        after = self.env.step(action.text) if action.valid else None
         # an invalid action is not sent; the environment's answer to it is known
-        self.now = after or type(before)("Nothing happens.", before.admissible)
+        nothing = Observation("Nothing happens.", before.admissible, reason=action.reason)
+        self.now = self.env.step(action.text) if action.valid else nothing
         self.turns.append(
             Turn(
                 before.text,
@@ -118,8 +120,8 @@ class _Row:
                 tuple(ids),
                 tuple(logp),
                 action.text,
-                action.valid,
-                action.reason,
+                self.now.reason is None,
+                self.now.reason,
                 self.now.reward,
             )
         )

@@ -41,13 +41,18 @@ class Action:
 
 @dataclass(frozen=True)
 class Observation:
-    """What an environment returns from `reset` and `step`."""
+    """What an environment returns from `reset` and `step`.
+
+    `admissible` is None where any text may be sent; the environment then reads it itself, and `reason` says why the
+    action before was invalid.
+    """
 
     text: str
-    admissible: tuple[str, ...] = ()
+    admissible: tuple[str, ...] | None = ()
     reward: float = 0.0
     done: bool = False
     success: bool = False
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -82,17 +87,18 @@ class Turn:
 
     Attributes:
         observation: text the policy saw before acting.
-        admissible: actions the environment would accept here.
+        admissible: actions the environment would accept here; None for any text.
         context_ids: tokens added to the context since the last response (task and first observation in turn 0).
         response_ids: sampled tokens, the end-of-turn token included when it was sampled.
         behaviour_logp: log-probability of each response token under the sampling policy, at the
             rollout's temperature (nats); NaN where it is not known (`seedkit.foreign`).
-        action: what was sent to the environment; `valid` and `reason` come from the action parser.
+        action: what was sent to the environment; `valid` and `reason` come from the action parser, or from an
+            environment that reads free text.
         reward: the environment's reward for it, before any penalty.
     """
 
     observation: str
-    admissible: tuple[str, ...]
+    admissible: tuple[str, ...] | None
     context_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     behaviour_logp: tuple[float, ...]

@@ -93,9 +93,9 @@ skills = st.builds(Skill, texts, st.dictionaries(ints, texts, max_size=3), texts
 def any_turn(draw):
     tokens = draw(st.lists(st.tuples(ints, floats), max_size=4))
     ids, logp = zip(*tokens, strict=True) if tokens else ((), ())
-    admissible, context = draw(st.lists(texts, max_size=2)), draw(st.lists(ints, max_size=3))
+    admissible, context = draw(st.none() | st.lists(texts, max_size=2).map(tuple)), draw(st.lists(ints, max_size=3))
     action, valid, reason, reward = draw(st.tuples(texts, st.booleans(), st.none() | texts, floats))
-    return Turn(draw(texts), tuple(admissible), tuple(context), ids, logp, action, valid, reason, reward)
+    return Turn(draw(texts), admissible, tuple(context), ids, logp, action, valid, reason, reward)
 
 
 trajectories = st.builds(

@@ -52,6 +52,8 @@ class Script:
 
     name = "script"
     engine_name = "none"
+    max_steps = 99
+    max_action_tokens = 12
 
     def __init__(self, last=3, length=1):
         self.last, self.length = last, length
@@ -181,7 +183,7 @@ def test_a_trajectory_is_what_the_policy_saw_and_said(policy, env, tasks):
             assert turn.context_ids == tuple(render)
             assert len(turn.response_ids) == len(turn.behaviour_logp) <= 12
             assert policy.end_id not in turn.response_ids[:-1]
-            assert turn.valid == (turn.action in turn.admissible) == (turn.reason is None)
+            assert turn.valid == (turn.action in (turn.admissible or ())) == (turn.reason is None)
         after = [turn.observation for turn in trajectory.turns[1:]] + [trajectory.final_observation]
         for turn, text in zip(trajectory.turns, after, strict=True):
             assert turn.valid or text == "Nothing happens."
@@ -203,6 +205,39 @@ def test_actions_are_played_and_rewarded(policy, monkeypatch):
     assert (trajectory.success, trajectory.truncated, trajectory.reward) == (True, False, 0.5)
     assert trajectory.behaviour_logp == (-0.5,) * len(trajectory.response_ids)
     assert trajectory.turns[3].admissible == trajectory.turns[0].admissible
+
+
+def test_an_environment_may_read_free_text(policy, monkeypatch):
+    """Any text is sent, the environment says what was wrong with it; what is no text at all is not sent."""
+    Sayer(monkeypatch, policy, ["desk 1", "sofa 2", "desk", ""])
+
+    class Free(Script):
+        max_steps = 4
+        max_action_tokens = 7
+
+        def clone(self):
+            return self
+
+        def reset(self, task):
+            return dataclasses.replace(super().reset(task), admissible=None)
+
+        def step(self, action):
+            if "desk" not in action:
+                return Observation("Nothing happens.", None, reason="no desk in it")
+            return dataclasses.replace(super().step(action), admissible=None)
+
+    env = Free(last=9)
+    (trajectory,) = collect(policy, env, env.panel("x")[:1])
+    assert [(t.action, t.valid, t.reason) for t in trajectory.turns] == [
+        ("desk 1", True, None),
+        ("sofa 2", False, "no desk in it"),
+        ("desk", True, None),
+        ("", False, "empty"),
+    ]
+    assert [t.admissible for t in trajectory.turns] == [None] * 4
+    assert env.sent == ["desk 1", "desk"]
+    assert (trajectory.truncated, trajectory.final_observation) == (True, "Nothing happens.")
+    assert (trajectory.protocol["max_steps"], trajectory.protocol["max_new_tokens"]) == (4, 7)
 
 
 def test_episodes_that_do_not_end_are_truncated(policy, monkeypatch):

@@ -20,6 +20,10 @@ class TextEnv(Protocol):
 
     name: str
     engine_name: str
+    max_steps: int
+    """Most turns of an episode."""
+    max_action_tokens: int
+    """Longest action that a policy gets to write, in its tokens."""
 
     def panel(self, split: str) -> list[Task]:
         """The split's tasks in their fixed order."""
@@ -30,7 +34,10 @@ class TextEnv(Protocol):
         ...
 
     def step(self, action: str) -> Observation:
-        """Send one action. An action that is not admissible changes nothing ("Nothing happens.")."""
+        """Send one action. An action that is not admissible changes nothing ("Nothing happens.").
+
+        Where any text may be sent (`admissible` is None), the observation's `reason` says why the action is invalid.
+        """
         ...
 
     def clone(self) -> TextEnv:

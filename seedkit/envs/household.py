@@ -66,6 +66,7 @@ class Household:
 
     name = "household"
     max_steps = MAX_STEPS
+    max_action_tokens = 12
 
     def __init__(self, engine: str = "fast", _shared: _Games | None = None) -> None:
         self._engine: PddlEnv | None = None
@@ -166,7 +167,7 @@ class Household:
             return self._see(self._engine.step(action)[0])
         action = action.strip()
         here = self._node.observation
-        if action not in here.admissible:
+        if action not in (here.admissible or ()):
             return Observation("Nothing happens.", here.admissible)
         if action not in self._node.children:
             engine = self._catch_up()

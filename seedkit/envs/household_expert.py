@@ -79,11 +79,11 @@ class Expert:
     def act(self, observation: Observation) -> str:
         """Take in an observation and choose a command."""
         self._take_in(observation.text.lower())
-        chance = self.rng.random()
+        chance, allowed = self.rng.random(), observation.admissible or ()
         self.stage = "noise"  # what the returned command is for: a stage of the plan, "noise", "slip" or "wander"
         if chance < self.noise:
-            return self._random(observation)
-        wrong = self._inadmissible(observation) if chance < self.noise + self.slip else None
+            return self._random(allowed)
+        wrong = self._inadmissible(allowed) if chance < self.noise + self.slip else None
         if wrong:
             self.stage = "slip"
             return wrong
@@ -94,7 +94,7 @@ class Expert:
                 return command
             self.stages.pop(0)
         self.stage = "wander"
-        return self._wander(observation)
+        return self._wander(allowed)
 
     def _take_in(self, text: str) -> None:
         if text.startswith("nothing happens"):
@@ -170,18 +170,18 @@ class Expert:
     def _is_goal(self, thing: str) -> bool:
         return thing.split()[0] == self.object
 
-    def _inadmissible(self, observation: Observation) -> str | None:
+    def _inadmissible(self, allowed: tuple[str, ...]) -> str | None:
         """What a hasty player tries: to take what is not there, to put down what it does not hold, to go nowhere."""
         place = self.here or self.places[0]
         tries = [f"take {self.object} 1 from {place}", f"move {self.object} 1 to {place}", f"use {self.target} 1"]
         tries += [f"go to {self.here}"] if self.here else []
-        wrong = [t for t in tries if t not in observation.admissible]
+        wrong = [t for t in tries if t not in allowed]
         return self.rng.choice(wrong) if wrong else None
 
-    def _random(self, observation: Observation) -> str:
-        moves = [a for a in observation.admissible if a.startswith(("go to", "look", "open"))]
-        return self.rng.choice(moves or list(observation.admissible))
+    def _random(self, allowed: tuple[str, ...]) -> str:
+        moves = [a for a in allowed if a.startswith(("go to", "look", "open"))]
+        return self.rng.choice(moves or list(allowed))
 
-    def _wander(self, observation: Observation) -> str:
-        idle = [a for a in observation.admissible if a.startswith(("look", "examine", "inventory", "go to"))]
-        return self.rng.choice(idle or list(observation.admissible))
+    def _wander(self, allowed: tuple[str, ...]) -> str:
+        idle = [a for a in allowed if a.startswith(("look", "examine", "inventory", "go to"))]
+        return self.rng.choice(idle or list(allowed))
