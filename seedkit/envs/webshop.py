@@ -1,11 +1,11 @@
 """WebShop in text (arXiv 2207.01206): search, compare, choose options, buy; without Java, Flask, spaCy or downloads.
 
-Implements the pages and commands of princeton-nlp/WebShop's text environment (`search[words]`, `click[button, product or
-option]`), its reward (`webshop_reward`), and its official files (`webshop_data`) as `official/train` and so on where
-SEEDKIT_WEBSHOP_DATA names their folder; otherwise a made catalogue with committed panels. An observation is a page's
-text in the original's order, with a line for what the original puts between [SEP] marks, a product on one line. Deviates
-in that the instruction stands on the search page alone, as in the papers' prompts, and that only that page takes a search.
-Leaves out pictures, HTML, and the attributes page.
+Implements the pages and commands of princeton-nlp/WebShop's text environment (`search[words]`, `click[button, product
+or option]`), its reward (`webshop_reward`), and its official files (`webshop_data`) as `official/train` and so on
+where SEEDKIT_WEBSHOP_DATA names their folder; otherwise a made catalogue with committed panels. An observation is a
+page's text in the original's order, with a line for what the original puts between [SEP] marks, a product on one
+line. Deviates in that the instruction stands on the search page alone, as in the papers' prompts, and that only that
+page takes a search. Leaves out pictures, HTML, and the attributes page.
 """
 
 from __future__ import annotations
@@ -105,7 +105,9 @@ def _item(product: Product, at: State) -> Page:
         for value in values:
             kept = tuple(pair for pair in at.chosen if pair[0] != name)
             clicks[value] = at._replace(chosen=(*kept, (name, value)))
-    clicks |= {page: at._replace(page=page) for page in SUB_PAGES}  # where an option is called like a button, the button wins
+    clicks |= {
+        page: at._replace(page=page) for page in SUB_PAGES
+    }  # where an option is called like a button, the button wins
     clicks["buy now"] = at._replace(page="done")
     lines = [f"You have clicked {value}." for _, value in at.chosen]
     lines += ["Back to Search", "< Prev"]
@@ -261,6 +263,8 @@ class WebShop:
                 raise EnvError(f"task {task.id!r}: 'catalogue' must name a catalogue, got {name!r}")
             catalogue = made() if name.startswith("made-") else official(official_root())
             if catalogue.name != name:
-                raise EnvError(f"task {task.id!r} is of the catalogue {name}, here is {catalogue.name}: take a panel of this one")
+                raise EnvError(
+                    f"task {task.id!r} is of the catalogue {name}, here is {catalogue.name}: take a panel of this one"
+                )
             self._shops[name] = Shop(catalogue)
         return self._shops[name]

@@ -1,10 +1,10 @@
 """The made catalogue: 2,088 products in the format of WebShop's files, and the tasks of the committed panels.
 
 A task's product stands in a family of three that share its title and differ in what its kind of shopping turns on:
-whether the colour and size are there (fashion), the price (electronics), or a need that only the features (beauty), the
-description (garden) or the reviews (grocery) tell. The one to buy is never the first of its family.
-`valid_unseen` has products, product types and pairs of need and option that no other split's tasks have, made of the same
-words. `python -m seedkit.envs.webshop_catalogue` writes the panels. Nothing here is taken from a real shop.
+whether the colour and size are there (fashion), the price (electronics), or a need that only the features (beauty),
+the description (garden) or the reviews (grocery) tell. The one to buy is never the first of its family.
+`valid_unseen` has products, product types and pairs of need and option that no other split's tasks have, made of the
+same words. `python -m seedkit.envs.webshop_catalogue` writes the panels. Nothing here is taken from a real shop.
 """
 
 from __future__ import annotations
@@ -22,11 +22,6 @@ from seedkit.types import Task, digest
 COUNTS = {"train": 384, "valid_seen": 96, "valid_unseen": 216}
 SEED = 7
 FILLERS = ("made for every day", "easy to use")
-_BRANDS = "Acme Nova Orbit Summit Delta Harbor Meadow Pioneer Willow Falcon Comet Anchor".split()
-_CALLS = (  # a product's id is one of these and a number: short to copy, easy to tell apart on a page
-    "ALPHA BRAVO CHARLIE DELTA ECHO FOXTROT GOLF HOTEL INDIA JULIET KILO LIMA MIKE "
-    "OSCAR PAPA QUEBEC ROMEO SIERRA TANGO UNIFORM VICTOR WHISKEY XRAY YANKEE ZULU"
-).split()
 
 
 @dataclass(frozen=True)
@@ -46,6 +41,12 @@ class Shelf:
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
+
+_BRANDS = _words("Acme Nova Orbit Summit Delta Harbor Meadow Pioneer Willow Falcon Comet Anchor")
+_CALLS = _words(  # a product's id is one of these and a number: short to copy, easy to tell apart on a page
+    "ALPHA BRAVO CHARLIE DELTA ECHO FOXTROT GOLF HOTEL INDIA JULIET KILO LIMA MIKE "
+    "OSCAR PAPA QUEBEC ROMEO SIERRA TANGO UNIFORM VICTOR WHISKEY XRAY YANKEE ZULU"
+)
 
 SHELVES = {
     "beauty": Shelf(
@@ -159,7 +160,7 @@ def _asin(n: int) -> str:
 
 
 def _family(kind: str, cell: tuple[str, str, str], unseen: bool, draw: _Draw) -> tuple[list[tuple], dict[str, Any]]:
-    """Three products as (product row, attributes, review row), and the goal, whose `asin` is the place of its product."""
+    """Three products as (product row, attributes, review row), and the goal, its `asin` the place of its product."""
     shelf, (modifier, head, need) = SHELVES[kind], cell
 
     def fits(need: str, value: str) -> bool:

@@ -111,7 +111,9 @@ def official_root() -> Path:
 def official(root: Path) -> Catalogue:
     """The catalogue in a folder of official files; read once for a folder's content. Raises `EnvError`."""
     paths = {"products": _only(root, "items_shuffle*.json"), "attributes": _only(root, "items_ins_v2*.json")}
-    paths |= {n: p for n, p in (("human", root / "items_human_ins.json"), ("reviews", root / "reviews.json")) if p.exists()}
+    paths |= {
+        n: p for n, p in (("human", root / "items_human_ins.json"), ("reviews", root / "reviews.json")) if p.exists()
+    }
     return _official(tuple((name, path, path.stat().st_mtime_ns) for name, path in paths.items()))
 
 
@@ -130,7 +132,10 @@ def _official(files: tuple[tuple[str, Path, int], ...]) -> Catalogue:
         if not isinstance(rows[name], shape):
             raise EnvError(f"{path.name}: expected a JSON {'object by asin' if shape is dict else 'list'}")
     products = _products(
-        rows["products"], rows["attributes"], rows.get("reviews", []), (where["products"], where["attributes"], where["reviews"])
+        rows["products"],
+        rows["attributes"],
+        rows.get("reviews", []),
+        (where["products"], where["attributes"], where["reviews"]),
     )
     name = f"official-{content.hexdigest()[:12]}"
     if "human" in rows:
@@ -168,7 +173,7 @@ def _is_strings(value: Any) -> bool:
 
 
 def _products(rows: list, attributes: dict, reviews: list, files: tuple[str, str, str]) -> dict[str, Product]:
-    """Products by asin. Like the original, a second row of an asin and one of more than ten characters are left out."""
+    """Products by asin. As in the original, a second row of an asin and one of over ten characters are left out."""
     told: dict[str, tuple[tuple[str, ...], str]] = {}
     for n, row in enumerate(reviews, 1):
         place = f"{files[2]} row {n}"
@@ -221,7 +226,9 @@ def _prices(pricing: Any, place: str) -> list[float]:
         return [100.0]
     found = [re.sub(r"[^\d.]", "", part) for part in pricing.split("$")[1:]] if isinstance(pricing, str) else []
     _check(
-        bool(found) and all(re.fullmatch(r"\d+\.?\d*|\.\d+", p) for p in found), place, "field 'pricing' must be like '$9.99'"
+        bool(found) and all(re.fullmatch(r"\d+\.?\d*|\.\d+", p) for p in found),
+        place,
+        "field 'pricing' must be like '$9.99'",
     )
     return [float(p) for p in found[:2]]
 
@@ -241,7 +248,7 @@ def _options(value: Any, place: str) -> dict[str, tuple[str, ...]]:
 
 
 def price_bound(price: float, key: Any) -> float:
-    """The price below which a goal asks to stay: the larger of two of the next four multiples of 10, drawn by `key`."""
+    """The price that a goal asks to stay under: the larger of two drawn from the next four tens, by `key`."""
     above = [10.0 * n for n in range(1, 100) if 10 * n > price][:4]
     pairs = list(itertools.combinations(above, 2))
     return max(pairs[int(digest(key), 16) % len(pairs)]) if pairs else NO_BOUND
@@ -277,7 +284,9 @@ def _synthetic_goals(products: dict[str, Product], rows: dict, file: str) -> Ite
             continue
         place, text, attributes = f"{file} row {asin!r}", row["instruction"], row.get("instruction_attributes")
         _check(isinstance(text, str), place, "field 'instruction' must be a string")
-        _check(bool(attributes) and _is_strings(attributes), place, "field 'instruction_attributes' must list strings")
+        _check(
+            bool(attributes) and _is_strings(attributes), place, "field 'instruction_attributes' must list strings"
+        )
         bound = price_bound(products[asin].price, [asin, text])
         names = sorted(products[asin].options)
         for values in itertools.product(*(products[asin].options[name] for name in names)):

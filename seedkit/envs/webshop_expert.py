@@ -1,9 +1,9 @@
 """A shopper with a plan: demonstrations from careful to forgetful.
 
-It sees what a policy sees (text and clicks), searches with the instruction's words, goes through the products whose names
-fit, and takes the first that the plan's check does not speak against; of the last one left it takes what comes. `noise`
-is the chance of a random move at each step, `slip` that of a command the page does not accept, `forget` that of leaving
-out a check or an option. Made for the instructions of the made catalogue.
+It sees what a policy sees (text and clicks), searches with the instruction's words, goes through the products whose
+names fit, and takes the first that the plan's check does not speak against; of the last one left it takes what comes.
+`noise` is the chance of a random move at each step, `slip` that of a command the page does not accept, `forget` that
+of leaving out a check or an option. Made for the instructions of the made catalogue.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ PLANS = tuple(WORKFLOWS)
 _PAGE = {"beauty": "features", "garden": "description", "grocery": "reviews"}  # which page a plan reads
 _NEEDS = {need for shelf in SHELVES.values() for need in shelf.needs}
 # What someone without advice does: mediocre, in the ways people fail at these tasks.
-_CARELESS = {"first": 0.3, "bare": 0.12, "beauty": 0.05, "electronics": 0.04, "fashion": 0.04, "garden": 0.05, "grocery": 0.05}
+_CARELESS = {
+    "first": 0.3,
+    "bare": 0.12,
+    "beauty": 0.05,
+    "electronics": 0.04,
+    "fashion": 0.04,
+    "garden": 0.05,
+    "grocery": 0.05,
+}
 HABITS = {kind: _CARELESS | {kind: 0.4} for kind in SHELVES}
 
 
@@ -55,7 +63,11 @@ class Expert:
         self.wish, self.plan, self.rng = parse_goal(first.text), plan, rng
         self.noise, self.slip, self.forget = noise, slip, forget
         need = self.wish.needs[:1]
-        self.searches = [" ".join([*need, self.wish.query]), " ".join([*self.wish.needs, self.wish.query]), self.wish.query]
+        self.searches = [
+            " ".join([*need, self.wish.query]),
+            " ".join([*self.wish.needs, self.wish.query]),
+            self.wish.query,
+        ]
         self.rejected: set[str] = set()
         self.asin, self.checked, self.left_out = "", False, set[str]()
         self.only = False  # the product is the last of those that fit
@@ -73,9 +85,17 @@ class Expert:
             return self._opened(self.rng.choice(clicks))
         if chance < self.noise + self.slip:
             self.stage = "slip"
-            wrong = ["click[buy now]", "click[next >]", "click[search]", f"search[{self.wish.query}]", "click[features]"]
+            wrong = [
+                "click[buy now]",
+                "click[next >]",
+                "click[search]",
+                f"search[{self.wish.query}]",
+                "click[features]",
+            ]
             search_page = observation.admissible[:1] and observation.admissible[0].startswith("search")
-            wrong = [w for w in wrong if w not in observation.admissible and not (search_page and w.startswith("search"))]
+            wrong = [
+                w for w in wrong if w not in observation.admissible and not (search_page and w.startswith("search"))
+            ]
             return self.rng.choice(wrong)
         self.stage, command = self._choose(observation.admissible)
         return self._opened(command)

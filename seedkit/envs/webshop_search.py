@@ -1,8 +1,8 @@
 """The shop's search engine: BM25 by `bm25s`, in place of WebShop's Lucene index.
 
 Same formula and constants as pyserini's default (Lucene's BM25, k1 0.9, b 0.4). Leaves out Lucene's Porter stemmer: a
-plural s is all that is taken off. Equal scores keep the documents' order. An index is kept in the cache folder under a
-hash of its documents.
+plural s is all that is taken off. Equal scores keep the documents' order. An index is kept in the cache folder under
+a hash of its documents.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from seedkit.envs.base import EnvError, cache_dir
 from seedkit.types import digest
 
 K1, B = 0.9, 0.4
-_COMMON = frozenset("a an and are as at be but by for from i if in into is it no not of on or so that the this to with".split())
+_ARTICLES_AND_SUCH = (
+    "a an and are as at be but by for from i if in into is it no not of on or so that the this to with"
+)
+_COMMON = frozenset(_ARTICLES_AND_SUCH.split())
 
 
 def terms(text: str) -> list[str]:

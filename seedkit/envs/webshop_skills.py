@@ -1,9 +1,9 @@
 """What shopping skills say: texts for right, wrong and irrelevant advice, and the diagnosis of a finished episode.
 
-A skill is a scope ("To buy something to wear:") and a workflow; hindsight on a failed episode adds the rule that avoids
-its failure. The kinds share all but one step, the one that tells the right product from those that look like it.
-`diagnose` reads the instructions of the made catalogue, which list what they need, and the pages of `webshop`; of people's
-instructions there is no hindsight. Skills name no product.
+A skill is a scope ("To buy something to wear:") and a workflow; hindsight on a failed episode adds the rule that
+avoids its failure. The kinds share all but one step, the one that tells the right product from those that look like
+it. `diagnose` reads the instructions of the made catalogue, which list what they need, and the pages of `webshop`; of
+people's instructions there is no hindsight. Skills name no product.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def parse_goal(text: str) -> Wish:
 
 
 def read_results(text: str) -> dict[str, tuple[str, float]]:
-    """Title and (lowest) price in dollars of the products on a results page, by id in lower case; empty on other pages."""
+    """Title and (lowest) price in dollars of a results page's products, by id in lower case; none for other pages."""
     if not re.search(r"^Page \d+ \(Total results: \d+\)$", text, re.MULTILINE):
         return {}
     found = re.findall(r"^(\S+) (.+) \$([\d.]+)(?: to \$[\d.]+)?$", text, re.MULTILINE)
