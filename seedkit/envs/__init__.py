@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from seedkit.envs.base import EnvError, TextEnv, panel_hash, spread
-from seedkit.envs.household import Household
-from seedkit.envs.webshop import WebShop
+
+if TYPE_CHECKING:
+    from seedkit.envs.household import Household
+    from seedkit.envs.webshop import WebShop
 
 __all__ = ["EnvError", "Household", "TextEnv", "WebShop", "make", "panel_hash", "spread"]
 
-ENVIRONMENTS = {env.name: env for env in (Household, WebShop)}
+# Modules and their classes, imported when asked for: an engine like TextWorld's takes seconds.
+_CLASSES = {"household": "Household", "webshop": "WebShop"}
 
 
 def make(name: str, **options: Any) -> Any:
     """An environment by name: `household` (ALFWorld) or `webshop`."""
-    if name not in ENVIRONMENTS:
-        raise EnvError(f"no environment named {name!r}; there are {', '.join(ENVIRONMENTS)}")
-    return ENVIRONMENTS[name](**options)
+    if name not in _CLASSES:
+        raise EnvError(f"no environment named {name!r}; there are {', '.join(_CLASSES)}")
+    return __getattr__(_CLASSES[name])(**options)
+
+
+def __getattr__(name: str) -> Any:
+    for module, found in _CLASSES.items():
+        if found == name:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

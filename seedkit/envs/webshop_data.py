@@ -94,7 +94,7 @@ def made() -> Catalogue:
 
     products, attributes, reviews = made_rows()
     name = f"made-{digest([products, attributes, reviews])}"
-    return Catalogue(name, _products(products, attributes, reviews, ("made catalogue",) * 3), {})
+    return Catalogue(name, _products(products, attributes, reviews, (name, name, name)), {})
 
 
 def official_root() -> Path:
@@ -210,7 +210,7 @@ def _products(rows: list, attributes: dict, reviews: list, files: tuple[str, str
             title=clean(row["name"]),
             description=clean(row["full_description"]),
             bullets=tuple(map(clean, bullets)),
-            attributes=tuple(found),
+            attributes=tuple(found or ()),
             price=round(prices[0] + (prices[-1] - prices[0]) * int(digest(asin), 16) / 16**12, 2),
             tag=" to ".join(f"${p}" for p in prices),
             options=_options(row.get("customization_options"), place),

@@ -3,12 +3,12 @@
     r = r_type · (attributes met + options met + [price ≤ bound]) / (attributes + options + 1)
 
 Implements `get_reward` of princeton-nlp/WebShop (arXiv 2207.01206; web_agent_site/engine/goal.py and normalize.py at
-commit d149d0d, which the papers' runs use), its flaws included: "large" passes for "x-large", an option's colour is
-the first of a list that occurs in it ("tan" in "standard"), and options asked for by name escape that step. Fuzzy
-matching is thefuzz 0.19's token set ratio on difflib, as WebShop's requirements install it. Deviates in one place:
-WebShop counts the words of product names that spaCy tags as nouns; here `nouns` decides by a rule. On 55 names
-spaCy's small model and the rule share 96 % of these words (F1), and 99 % of the pairs of names get the same type
-score from both (tests/test_webshop_reward.py measures it).
+commit d149d0d), its flaws included: "large" passes for "x-large", an option's colour is the first of a list that
+occurs in it ("tan" in "standard"), and options asked for by name escape that step. Fuzzy matching is thefuzz 0.19's
+token set ratio on difflib, as WebShop's requirements install it. Deviates in one place: WebShop counts the words of
+product names that spaCy tags as nouns; here `nouns` decides by a rule. On 55 names spaCy's small model and the rule
+share 96 % of these words (F1), and 99 % of the pairs of names get the same type score from both
+(tests/test_webshop_reward.py measures it).
 """
 
 from __future__ import annotations
