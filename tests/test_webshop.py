@@ -2,6 +2,7 @@
 errors."""
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -48,6 +50,7 @@ from seedkit.envs.webshop_skills import (
 )
 from seedkit.types import Observation, Skill, Task, Trajectory, Turn
 
+ROOT = Path(__file__).resolve().parents[1]
 SPLITS = tuple(COUNTS)
 
 
@@ -866,14 +869,8 @@ def test_steps_a_second(env, panels):
 
 
 def test_the_command_writes_the_panels(tmp_path):
-    code = "import sys; from seedkit.envs import webshop_catalogue as c; c.main()"
-    subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        env={"SEEDKIT_DATA": str(tmp_path), "PATH": ""},
-        cwd=data_dir().parent,
-    )
+    command = [sys.executable, "-W", "error", "-m", "seedkit.envs.webshop_catalogue"]
+    subprocess.run(command, check=True, cwd=ROOT, env=os.environ | {"SEEDKIT_DATA": str(tmp_path)})
     for split in SPLITS:
-        assert (tmp_path / "webshop" / f"{split}.jsonl").read_bytes() == (
-            data_dir() / "webshop" / f"{split}.jsonl"
-        ).read_bytes()
+        name = f"webshop/{split}.jsonl"
+        assert (tmp_path / name).read_bytes() == (ROOT / "data" / name).read_bytes()

@@ -97,6 +97,8 @@ CASES = [
     # "ounce 2" and "ounce 4": 2 · 6 / 14 = .857, which rounds to 86; "oz 2" and "oz 4": 2 · 3 / 8 = .75
     ("just over the threshold", {}, {"options": ("2 ounce",)}, ("4 ounce",), (1, 2, 1, True), "4/4"),
     ("under the threshold", {}, {"options": ("2 oz",)}, ("4 oz",), (1, 2, 0, True), "3/4"),
+    # eleven letters of thirteen alike: 2 · 11 / 26 = .846, which rounds to 85, and 85 is not over it
+    ("at the threshold", {}, {"options": ("abcdefghijkxy",)}, ("abcdefghijkzw",), (1, 2, 0, True), "3/4"),
     ("one value for two options", {}, {"options": ("large", "x-large")}, ("large",), ALL, "5/5"),
     # type 1: by the search, by two steps of the path, or by more than a fifth of the nouns
     ("same search, 1 of 6 nouns", RACK, {"name": SIX, **AWAY, "query": "trail shoe"}, BOTH, ALL, "5/5"),
