@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seedkit.actions import parse_action
@@ -52,6 +52,7 @@ from seedkit.types import Observation, Skill, Task, Trajectory, Turn
 
 ROOT = Path(__file__).resolve().parents[1]
 SPLITS = tuple(COUNTS)
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -356,6 +357,7 @@ def test_clones_shop_on_their_own(env, panels):
         one.step("click[back to search]")
 
 
+@unhurried
 @given(st.text(), st.sampled_from(["search", "click", "SEARCH", "Click"]))
 def test_commands_read_back(argument, verb):
     words = " ".join("".join(c if c.isprintable() else " " for c in argument).split()).lower()
@@ -365,6 +367,7 @@ def test_commands_read_back(argument, verb):
         assert parse_command(f"{found[0]}[{found[1]}]") == (found[0], " ".join(found[1].lower().split()))
 
 
+@unhurried
 @given(st.text(max_size=60))
 def test_anything_else_is_no_command(text):
     found = parse_command(text)

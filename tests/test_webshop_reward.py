@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from seedkit.envs.webshop_data import NO_BOUND, Goal, Product
@@ -38,6 +38,7 @@ WISH = Goal(
     price_upper=50.0,
 )
 BOTH = ("navy", "large")
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 SIX = "Nova Waterproof Trail Running Shoe Set"  # six nouns
 FIVE = "Nova Waterproof Trail Shoe Set"
 TEN = "Acme Nova Orbit Summit Delta Harbor Meadow Trail Shoe Set"
@@ -169,6 +170,7 @@ GOALS = st.builds(
 CHOSEN = st.lists(TEXTS, max_size=4)
 
 
+@unhurried
 @given(PRODUCTS, GOALS, CHOSEN)
 def test_between_0_and_1(product, goal, chosen):
     found = score(product, goal, chosen)
@@ -180,6 +182,7 @@ def test_between_0_and_1(product, goal, chosen):
     )  # all of it, or less than 1
 
 
+@unhurried
 @given(PRODUCTS, GOALS, CHOSEN, TEXTS, st.floats(0, 1))
 def test_more_options_and_a_lower_price_never_cost(product, goal, chosen, more, part):
     reward = score(product, goal, chosen).reward
@@ -187,6 +190,7 @@ def test_more_options_and_a_lower_price_never_cost(product, goal, chosen, more, 
     assert score(replace(product, price=product.price * part), goal, chosen).reward >= reward
 
 
+@unhurried
 @given(PRODUCTS, GOALS, CHOSEN, TEXTS)
 def test_an_attribute_gained_never_costs_and_one_asked_in_vain_does(product, goal, chosen, more):
     found = score(product, goal, chosen)
@@ -196,12 +200,14 @@ def test_an_attribute_gained_never_costs_and_one_asked_in_vain_does(product, goa
     assert asked.reward <= found.reward and (asked.reward < found.reward or not found.reward)
 
 
+@unhurried
 @given(WORDS, WORDS)
 def test_a_set_of_words_that_holds_the_other_is_the_same(some, more):
     one, two = " ".join(some), " ".join([*more, *some])
     assert token_set_ratio(one, two) == (100 if some else 0)
 
 
+@unhurried
 @given(st.text(max_size=20), st.text(max_size=20))
 def test_any_text_can_be_compared(one, two):
     assert 0 <= token_set_ratio(one, two) <= 100
