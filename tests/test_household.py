@@ -713,7 +713,7 @@ def test_a_closed_player_lends_its_engine_on(panels, monkeypatch):
 def test_wrong_use_is_told():
     with pytest.raises(EnvError, match="engine must be 'fast' or 'stock', got 'turbo'"):
         make("household", engine="turbo")
-    with pytest.raises(EnvError, match="no environment named 'chess'; there is: household"):
+    with pytest.raises(EnvError, match="no environment named 'chess'; there are household, search, webshop"):
         make("chess")
     with pytest.raises(EnvError, match=r"never began.*reset\(task\)"):
         make("household").step("look")

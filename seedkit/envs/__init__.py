@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from seedkit.envs.base import EnvError, TextEnv, panel_hash, spread
-from seedkit.envs.household import Household
-from seedkit.envs.search import Search
 
-__all__ = ["EnvError", "Household", "Search", "TextEnv", "make", "panel_hash", "spread"]
+if TYPE_CHECKING:
+    from seedkit.envs.household import Household
+    from seedkit.envs.search import Search
+    from seedkit.envs.webshop import WebShop
 
-_CLASSES = {"household": Household, "search": Search}
+__all__ = ["EnvError", "Household", "Search", "TextEnv", "WebShop", "make", "panel_hash", "spread"]
+
+# Modules and their classes, imported when asked for: an engine like TextWorld's takes seconds.
+_CLASSES = {"household": "Household", "search": "Search", "webshop": "WebShop"}
 
 
 @overload
@@ -18,9 +23,18 @@ def make(name: Literal["household"], **options: Any) -> Household: ...
 @overload
 def make(name: Literal["search"], **options: Any) -> Search: ...
 @overload
+def make(name: Literal["webshop"], **options: Any) -> WebShop: ...
+@overload
 def make(name: str, **options: Any) -> TextEnv: ...
 def make(name: str, **options: Any) -> TextEnv:
-    """An environment by name: `household` (ALFWorld) or `search` (question answering); options are its class's."""
+    """An environment by name: `household` (ALFWorld), `search` (question answering), `webshop`; options are its own."""
     if name not in _CLASSES:
-        raise EnvError(f"no environment named {name!r}; there is: {', '.join(_CLASSES)}")
-    return _CLASSES[name](**options)
+        raise EnvError(f"no environment named {name!r}; there are {', '.join(_CLASSES)}")
+    return __getattr__(_CLASSES[name])(**options)
+
+
+def __getattr__(name: str) -> Any:
+    for module, found in _CLASSES.items():
+        if found == name:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
