@@ -17,8 +17,8 @@ from typing import Protocol, runtime_checkable
 
 from seedkit.analysis import parse_analysis
 from seedkit.endpoint import EndpointAnalyzer
+from seedkit.envs import DEFAULT, advice
 from seedkit.envs.base import data_dir
-from seedkit.envs.household_skills import PLACEBOS, hindsight
 from seedkit.io import DataError, read_records
 from seedkit.policy import Policy
 from seedkit.types import Skill, Task, Trajectory
@@ -106,12 +106,15 @@ class FrozenAnalyzer(PolicyAnalyzer):
 
 
 class RuleAnalyzer:
-    """A deterministic annotator: Stage 1 without a network. `rule` maps a trajectory to the skill's text."""
+    """A deterministic annotator: Stage 1 without a network. `rule` maps a trajectory to the skill's text.
+
+    Without a rule it is the `hindsight` of the trajectory's environment.
+    """
 
     author = "rule"
 
-    def __init__(self, rule: Callable[[Trajectory], str] = hindsight) -> None:
-        self.rule = rule
+    def __init__(self, rule: Callable[[Trajectory], str] | None = None) -> None:
+        self.rule = rule or (lambda trajectory: advice(trajectory.task.env).hindsight(trajectory))
 
     def write_skills(self, trajectories: Sequence[Trajectory]) -> list[Skill]:
         """Apply the rule; a trajectory that it cannot read gets a reason."""
@@ -153,33 +156,41 @@ class SkillLibrary:
 
     A file starts with a front matter of `kind: clean` and `keywords: clean, wash` between `---` lines; the rest is
     the skill. Keywords match whole words of the task sentence only. A task that nothing matches gets a skill with
-    the reason "no match", or an error with `strict`.
+    the reason "no match", or an error with `strict`. Without a folder it is the committed library of the task's
+    environment.
     """
 
     author = "library"
 
     def __init__(self, folder: Path | None = None, *, strict: bool = False) -> None:
-        folder = Path(folder) if folder is not None else data_dir() / "skills" / "household"
-        self.strict = strict
-        self.skills: dict[str, tuple[tuple[str, ...], str]] = {}
-        files = sorted(folder.glob("*.md"))
-        if not files:
-            raise SkillError(f"{folder}: no skill files (*.md)")
-        for path in files:
-            kind, keywords, text = _read_skill(path)
-            if kind in self.skills:
-                raise SkillError(f"{path}: a second file for kind {kind!r}")
-            self.skills[kind] = (keywords, text)
+        self.folder, self.strict = folder and Path(folder), strict
+        self._read: dict[Path, dict[str, tuple[tuple[str, ...], str]]] = {}
+        if folder is not None:
+            self.skills()
 
-    def find(self, kind: str, text: str) -> Skill:
+    def skills(self, env: str = DEFAULT) -> dict[str, tuple[tuple[str, ...], str]]:
+        """Keywords and text of every kind of task; `env` matters where no folder was given."""
+        folder = self.folder or data_dir() / "skills" / env
+        if folder not in self._read:
+            skills, files = {}, sorted(folder.glob("*.md"))
+            if not files:
+                raise SkillError(f"{folder}: no skill files (*.md)")
+            for path in files:
+                kind, keywords, text = _read_skill(path)
+                if kind in skills:
+                    raise SkillError(f"{path}: a second file for kind {kind!r}")
+                skills[kind] = (keywords, text)
+            self._read[folder] = skills
+        return self._read[folder]
+
+    def find(self, kind: str, text: str, env: str = DEFAULT) -> Skill:
         """The skill for a task kind, else the one skill whose keyword stands in the task sentence."""
-        if kind in self.skills:
-            return Skill(self.skills[kind][1], author="library")
+        skills = self.skills(env)
+        if kind in skills:
+            return Skill(skills[kind][1], author="library")
         sentence = text.lower().rsplit("your task is to:", 1)[-1].strip().split("\n")[0]
         hits = [
-            body
-            for words, body in self.skills.values()
-            if any(re.search(rf"\b{re.escape(w)}\b", sentence) for w in words)
+            body for words, body in skills.values() if any(re.search(rf"\b{re.escape(w)}\b", sentence) for w in words)
         ]
         if len(hits) == 1:
             return Skill(hits[0], author="library")
@@ -192,12 +203,13 @@ class SkillLibrary:
         """The library's skill for each trajectory's task."""
         first = [t.turns[0].observation if t.turns else t.final_observation for t in trajectories]
         return [
-            replace(self.find(t.task.kind, text), source=t.id) for t, text in zip(trajectories, first, strict=True)
+            replace(self.find(t.task.kind, text, t.task.env), source=t.id)
+            for t, text in zip(trajectories, first, strict=True)
         ]
 
     def write_for(self, tasks: Sequence[Task]) -> list[Skill]:
         """The library's skill for each task, by kind: what prompting puts into the student's context."""
-        return [self.find(task.kind, "") for task in tasks]
+        return [self.find(task.kind, "", task.env) for task in tasks]
 
 
 def read_skill(path: Path) -> Skill:
@@ -241,14 +253,15 @@ class PlaceboAnalyzer:
 
     def _instead(self, trajectory: Trajectory, skill: Skill) -> Skill:
         rng = random.Random(f"{self.seed}-{trajectory.id}-{trajectory.seed}")
-        others = [text for kind, (_, text) in sorted(self.library.skills.items()) if kind != trajectory.task.kind]
+        task = trajectory.task
+        others = [text for kind, (_, text) in sorted(self.library.skills(task.env).items()) if kind != task.kind]
 
         def fake(text: str) -> str:
             if not text.strip():
                 return text
             if self.kind == "shuffled":
                 return " ".join(rng.sample(words := text.split(), len(words)))
-            return rng.choice(PLACEBOS if self.kind == "irrelevant" else others)
+            return rng.choice(advice(task.env).PLACEBOS if self.kind == "irrelevant" else others)
 
         steps = {turn: fake(text) for turn, text in sorted(skill.steps.items())}
         return replace(skill, episode=fake(skill.episode), steps=steps, author=self.author)

@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from seedkit.envs import DEFAULT
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; errors the user can mend are one line on stderr and exit status 2."""
@@ -39,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     build.set_defaults(run_command=_build)
 
     train = commands.add_parser("train", help="Stage 2 with one method")
+    train.add_argument("--env", default=DEFAULT, help="environment, of household, search, webshop")
     train.add_argument("--method", default="seed")
     train.add_argument("--policy", default="household-tiny")
     train.add_argument("--run", type=Path, required=True, help="run directory")
@@ -56,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     train.set_defaults(run_command=_train)
 
     versus = commands.add_parser("compare", help="several methods, several seeds, one start: a table with intervals")
+    versus.add_argument("--env", default=DEFAULT, help="environment, of household, search, webshop")
     versus.add_argument(
         "--methods",
         nargs="+",
@@ -85,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     versus.set_defaults(run_command=_compare)
 
     measure = commands.add_parser("evaluate", help="success on a panel, with its interval")
+    measure.add_argument("--env", default=DEFAULT, help="environment, of household, search, webshop")
     measure.add_argument("--policy", default="household-tiny")
     measure.add_argument("--split", default="valid_unseen")
     measure.add_argument("--tasks", type=int, default=108)
@@ -141,7 +146,7 @@ def _train(options: argparse.Namespace) -> None:
     from seedkit.policy import load_policy
     from seedkit.train import Stage2Config, stage2
 
-    env = make("household")
+    env = make(options.env)
     method, policy, analyzer = resolve(options.method), load_policy(options.policy), None
     if options.teacher is not None:
         method = replace(method, teacher_decay=options.teacher)
@@ -188,7 +193,7 @@ def _run_comparison(options: argparse.Namespace) -> list:
     from seedkit.experiment import Arm, Plan, read_results, run
     from seedkit.train import Stage2Config
 
-    env, arms = make("household"), [Arm.parse(text) for text in options.methods]
+    env, arms = make(options.env), [Arm.parse(text) for text in options.methods]
     plan = Plan(
         options.start,
         spread(env.panel("train"), options.train_tasks),
@@ -197,6 +202,7 @@ def _run_comparison(options: argparse.Namespace) -> list:
         Stage2Config(**{name: getattr(options, name) for name in ("updates", "tasks", "group", "lr", "max_steps")}),
         episodes=options.episodes,
         eval_every=options.eval_every,
+        environment=options.env,
     )
     known = read_results(options.known) if options.known else ()
     return run(arms, options.seeds, plan, options.out, known=known, processes=options.processes, progress=True)
@@ -208,7 +214,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from seedkit.evaluate import compare, evaluate, table
     from seedkit.policy import load_policy
 
-    env = make("household")
+    env = make(options.env)
     tasks = spread(env.panel(options.split), options.tasks)
     result = evaluate(
         load_policy(options.policy),

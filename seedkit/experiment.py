@@ -27,7 +27,7 @@ import torch
 from tqdm.auto import tqdm
 
 from seedkit.analyzer import Analyzer, RuleAnalyzer, SkillLibrary, by_name
-from seedkit.envs import TextEnv, make, panel_hash
+from seedkit.envs import DEFAULT, TextEnv, make, panel_hash
 from seedkit.evaluate import ProtocolError, Result, compare, differing, evaluate
 from seedkit.io import DataError, atomic_write, read_jsonl, read_object
 from seedkit.methods import Method, resolve
@@ -123,7 +123,7 @@ class Plan:
     """Of the test's sampling."""
     eval_every: int = 5
     """Updates between two validations."""
-    environment: str = "household"
+    environment: str = DEFAULT
     """A name that `envs.make` knows."""
 
     def __post_init__(self):

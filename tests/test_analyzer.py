@@ -362,7 +362,7 @@ def test_a_folder_without_skills(tmp_path):
 
 def test_the_household_library_knows_every_kind():
     library = SkillLibrary(strict=True)
-    assert sorted(library.skills) == sorted(KINDS)
+    assert sorted(library.skills()) == sorted(KINDS)
     for kind in KINDS:
         skill = library.find(kind, "")
         assert named_workflow(skill.episode) == kind

@@ -770,7 +770,7 @@ def test_skills_name_their_workflow():
 
 def test_the_library_is_these_skills(panels):
     library = SkillLibrary(data_dir() / "skills" / "webshop")
-    assert {kind: text for kind, (_, text) in library.skills.items()} == {
+    assert {kind: text for kind, (_, text) in library.skills().items()} == {
         kind: skill_text(kind, kind) for kind in KINDS
     }
     env = make("webshop")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from seedkit.envs.base import EnvError, TextEnv, panel_hash, spread
@@ -12,8 +13,21 @@ if TYPE_CHECKING:
     from seedkit.envs.search import Search
     from seedkit.envs.webshop import WebShop
 
-__all__ = ["EnvError", "Household", "Search", "TextEnv", "WebShop", "make", "panel_hash", "spread"]
+__all__ = [
+    "DEFAULT",
+    "EnvError",
+    "Household",
+    "Search",
+    "TextEnv",
+    "WebShop",
+    "advice",
+    "make",
+    "panel_hash",
+    "spread",
+]
 
+DEFAULT = "household"
+"""The environment that a command plays where none is named."""
 # Modules and their classes, imported when asked for: an engine like TextWorld's takes seconds.
 _CLASSES = {"household": "Household", "search": "Search", "webshop": "WebShop"}
 
@@ -27,10 +41,18 @@ def make(name: Literal["webshop"], **options: Any) -> WebShop: ...
 @overload
 def make(name: str, **options: Any) -> TextEnv: ...
 def make(name: str, **options: Any) -> TextEnv:
-    """An environment by name: `household` (ALFWorld), `search` (question answering), `webshop`; options are its own."""
+    """An environment by name: `household` (ALFWorld), `search` (question answering) or `webshop`."""
     if name not in _CLASSES:
         raise EnvError(f"no environment named {name!r}; there are {', '.join(_CLASSES)}")
     return __getattr__(_CLASSES[name])(**options)
+
+
+def advice(name: str) -> ModuleType:
+    """What is known of skills in an environment: a module with `hindsight(trajectory) -> str` and `PLACEBOS`.
+
+    For one that is not ours it is the default's, which reads foreign rollouts of the same game and refuses others.
+    """
+    return import_module(f"{__name__}.{name if name in _CLASSES else DEFAULT}_skills")
 
 
 def __getattr__(name: str) -> Any:
