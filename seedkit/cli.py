@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from seedkit.envs import DEFAULT
+from seedkit.envs import DEFAULT, NAMES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     build.set_defaults(run_command=_build)
 
     train = commands.add_parser("train", help="Stage 2 with one method")
-    train.add_argument("--env", default=DEFAULT, help="environment, of household, search, webshop")
+    train.add_argument("--env", default=DEFAULT, choices=NAMES, help="environment")
     train.add_argument("--method", default="seed")
     train.add_argument("--policy", default="household-tiny")
     train.add_argument("--run", type=Path, required=True, help="run directory")
@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     train.set_defaults(run_command=_train)
 
     versus = commands.add_parser("compare", help="several methods, several seeds, one start: a table with intervals")
-    versus.add_argument("--env", default=DEFAULT, help="environment, of household, search, webshop")
+    versus.add_argument("--env", default=DEFAULT, choices=NAMES, help="environment")
     versus.add_argument(
         "--methods",
         nargs="+",
@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     versus.set_defaults(run_command=_compare)
 
     measure = commands.add_parser("evaluate", help="success on a panel, with its interval")
-    measure.add_argument("--env", default=DEFAULT, help="environment, of household, search, webshop")
+    measure.add_argument("--env", default=DEFAULT, choices=NAMES, help="environment")
     measure.add_argument("--policy", default="household-tiny")
     measure.add_argument("--split", default="valid_unseen")
     measure.add_argument("--tasks", type=int, default=108)

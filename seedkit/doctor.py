@@ -9,6 +9,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+from seedkit.envs import NAMES, make
 from seedkit.envs.base import data_dir
 
 PACKAGES = (
@@ -18,6 +19,7 @@ PACKAGES = (
     "datasets",
     "alfworld",
     "textworld",
+    "bm25s",
     "jupyterlab",
     "ipywidgets",
     "plotly",
@@ -32,7 +34,7 @@ def report() -> str:
         ("GPU", _gpu()),
         ("build tools", _tools()),
         ("fast engine", _engine()),
-        ("panels", _try(_panels)),
+        *((f"{name} panels", _try(lambda name=name: _panels(name))) for name in NAMES),
         ("household-tiny", _try(_policy)),
         ("official ALFWorld games", _try(_official)),
         ("Chromium", _browser()),
@@ -52,7 +54,7 @@ def _version(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        extra = "[notebook]" if name in ("jupyterlab", "ipywidgets") else ""
+        extra = {"jupyterlab": "[notebook]", "ipywidgets": "[notebook]", "bm25s": "[search]"}.get(name, "")
         return f"missing; pip install -c constraints.txt -e .{extra}"
 
 
@@ -91,10 +93,8 @@ def _engine() -> str:
     return "on" if checked else f"off: checked with textworld {', '.join(CHECKED_VERSIONS)}; the stock engine is used"
 
 
-def _panels() -> str:
-    from seedkit.envs import make
-
-    env = make("household")
+def _panels(name: str) -> str:
+    env = make(name)
     return ", ".join(f"{split} {len(env.panel(split))}" for split in ("train", "valid_seen", "valid_unseen"))
 
 

@@ -57,7 +57,8 @@ def test_doctor_says_what_is_here_and_how_to_get_the_rest(capsys, monkeypatch, t
     out = capsys.readouterr().out
     for name in ("python", "cores", "memory", "torch", "GPU", "build tools", "fast engine", "household-tiny"):
         assert re.search(rf"^{name}\s+\S", out, re.MULTILINE), name
-    assert re.search(r"^panels\s+train 384, valid_seen 96, valid_unseen 216$", out, re.MULTILINE)
+    for name in ("household", "search", "webshop"):
+        assert re.search(rf"^{name} panels\s+train 384, valid_seen 96, valid_unseen 216$", out, re.MULTILINE)
     assert "alfworld-download" in out
     assert re.search(
         r"^Chromium\s+(/usr/bin/chromium|missing; .*) \(only the browser tests use it\)$", out, re.MULTILINE

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT",
+    "NAMES",
     "EnvError",
     "Household",
     "Search",
@@ -28,8 +29,9 @@ __all__ = [
 
 DEFAULT = "household"
 """The environment that a command plays where none is named."""
+NAMES = ("household", "search", "webshop")
 # Modules and their classes, imported when asked for: an engine like TextWorld's takes seconds.
-_CLASSES = {"household": "Household", "search": "Search", "webshop": "WebShop"}
+_CLASSES = dict(zip(NAMES, ("Household", "Search", "WebShop"), strict=True))
 
 
 @overload
@@ -43,7 +45,7 @@ def make(name: str, **options: Any) -> TextEnv: ...
 def make(name: str, **options: Any) -> TextEnv:
     """An environment by name: `household` (ALFWorld), `search` (question answering) or `webshop`."""
     if name not in _CLASSES:
-        raise EnvError(f"no environment named {name!r}; there are {', '.join(_CLASSES)}")
+        raise EnvError(f"no environment named {name!r}; there are {', '.join(NAMES)}")
     return __getattr__(_CLASSES[name])(**options)
 
 
