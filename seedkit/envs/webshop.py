@@ -14,6 +14,7 @@ import functools
 import re
 from typing import Any, NamedTuple
 
+from seedkit.actions import NOT_ADMISSIBLE
 from seedkit.envs.base import EnvError, data_dir, read_panel
 from seedkit.envs.webshop_data import SPLITS, Catalogue, Goal, Product, clean, made, official, official_root
 from seedkit.envs.webshop_reward import score
@@ -130,7 +131,7 @@ def parse_command(text: str) -> tuple[str, str] | None:
 
 
 def searches(goal: Goal) -> tuple[str, ...]:
-    """Searches in the goal's own words, as the search page offers them: good ones, and two poor ones at the end."""
+    """Searches in the goal's own words: good ones, and two poor ones at the end."""
     values = goal.options if isinstance(goal.options, tuple) else goal.options.values()
     words = [goal.query, *(f"{need} {goal.query}" for need in goal.attributes[:1])]
     words += [f"{' '.join(goal.attributes[:2])} {goal.query}"] if goal.attributes[1:] else []
@@ -170,11 +171,12 @@ def _are_strings(groups: Any) -> bool:
 
 
 class WebShop:
-    """One shopper."""
+    """One shopper. The search page takes any text (`searches` has some, good and poor), every other its clicks."""
 
     name = "webshop"
     engine_name = "bm25s"
     max_steps = MAX_STEPS
+    max_action_tokens = 32
 
     def __init__(self, _shared: dict[str, Shop] | None = None) -> None:
         self._shops = {} if _shared is None else _shared
@@ -217,7 +219,7 @@ class WebShop:
         self._task = None
         self._shop = self._shop_of(task)
         self._goal = _goal(task, self._shop)
-        self._instruction, self._searches = clean(task.spec["instruction"]), searches(self._goal)
+        self._instruction, self.searches = clean(task.spec["instruction"]), searches(self._goal)
         self._task = task
         return self._show(State())
 
@@ -234,7 +236,7 @@ class WebShop:
         if self._task is None:
             raise EnvError("the episode is over (or never began): call reset(task)")
         if not self.accepts(action):
-            return Observation(NOTHING, self._now.admissible)
+            return Observation(NOTHING, self._now.admissible, reason=NOT_ADMISSIBLE)
         verb, argument = parse_command(action) or ("", "")
         at = State("results", argument) if verb == "search" else self._clicks[argument]
         return self._buy(at) if at.page == "done" else self._show(at)
@@ -242,8 +244,7 @@ class WebShop:
     def _show(self, at: State) -> Observation:
         self._at = at
         if at.page == "search":
-            text, self._clicks = f"Instruction: {self._instruction}\nSearch", {}
-            admissible = self._searches
+            text, self._clicks, admissible = f"Instruction: {self._instruction}\nSearch", {}, None
         else:
             text, self._clicks = self._shop.page(at)
             admissible = tuple(f"click[{argument}]" for argument in self._clicks)

@@ -79,7 +79,8 @@ class Expert:
         if not observation.text.startswith("Nothing happens."):
             self.page = observation.text
         chance = self.rng.random()
-        clicks = [a for a in observation.admissible if a != "click[buy now]"]
+        allowed = observation.admissible or ()  # the search page takes any search
+        clicks = [a for a in allowed if a != "click[buy now]"]
         if chance < self.noise and clicks:
             self.stage = "noise"
             return self._opened(self.rng.choice(clicks))
@@ -92,12 +93,9 @@ class Expert:
                 f"search[{self.wish.query}]",
                 "click[features]",
             ]
-            search_page = observation.admissible[:1] and observation.admissible[0].startswith("search")
-            wrong = [
-                w for w in wrong if w not in observation.admissible and not (search_page and w.startswith("search"))
-            ]
+            wrong = [w for w in wrong if w not in allowed and (clicks or not w.startswith("search"))]
             return self.rng.choice(wrong)
-        self.stage, command = self._choose(observation.admissible)
+        self.stage, command = self._choose(allowed)
         return self._opened(command)
 
     def _opened(self, command: str) -> str:

@@ -121,10 +121,11 @@ def diagnose(trajectory: Trajectory) -> str | None:
         if not turn.valid:
             continue
         click = turn.action.lower().removeprefix("click[").removesuffix("]")
+        allowed = turn.admissible or ()
         if click in shown:
             asin, chosen, read = click, set(), False
-        elif f"click[{click}]" in turn.admissible and "click[buy now]" in turn.admissible:  # on a product's page
-            offered = {a.removeprefix("click[").removesuffix("]") for a in turn.admissible}
+        elif f"click[{click}]" in allowed and "click[buy now]" in allowed:  # on a product's page
+            offered = {a.removeprefix("click[").removesuffix("]") for a in allowed}
             bought = click == "buy now"
             read = read or click in ("description", "features", "reviews")
             chosen.add(click)
