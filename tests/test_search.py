@@ -365,9 +365,8 @@ def test_the_index_is_built_once_and_never_half(tmp_path, monkeypatch):
     assert first.search("town 7", 1)[0].passage.id == "7"
     assert Index(some[:-1]).version != first.version
     max(folder.iterdir(), key=lambda path: path.stat().st_size).write_bytes(b"torn")
-    with pytest.raises(EnvError, match="delete it, it is made again") as caught:
-        Index(some)
-    assert str(folder) in str(caught.value)
+    assert Index(some).search("town 7 people", 3) == first.search("town 7 people", 3)  # made again
+    assert folder.is_dir()
 
     def dies(*_, **__):
         raise OSError("disk full")

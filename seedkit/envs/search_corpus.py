@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import os
 import re
-import shutil
-import tempfile
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from seedkit.envs.base import EnvError, cache_dir, data_dir
+from seedkit.envs.base import EnvError, data_dir
+from seedkit.envs.bm25 import Bm25
 from seedkit.io import DataError, read_jsonl
-from seedkit.types import digest
 
 # What a passage says of a thing, by the thing's kind; a sentence stands only where its fact is known.
 SENTENCES = {
@@ -151,63 +146,33 @@ class Index:
         version: a hash of all passages.
 
     Raises:
-        EnvError: when `bm25s` is missing, or the index in the cache cannot be read.
+        EnvError: when `bm25s` is missing.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
-        try:
-            import bm25s
-        except ModuleNotFoundError as error:
-            raise EnvError(f"the search index needs {error.name}: pip install -e .[search]") from error
         self.passages = passages
         sha = hashlib.sha256()
         for one in passages:
             sha.update(f"{one.id}\n{one.contents}\n\n".encode("utf-8", "surrogatepass"))
         self.version = sha.hexdigest()[:12]
-        name = digest([self.version, bm25s.__version__, unicodedata.unidata_version, _SCHEME], 16)
-        path = cache_dir() / "search" / name
-        if not path.is_dir():
-            _build(bm25s, passages, path)
-        try:
-            self._bm25 = bm25s.BM25.load(path)
-        except Exception as error:  # whatever reading a broken file raises
-            raise EnvError(f"{path}: not an index that can be read ({error}); delete it, it is made again") from error
+        key = [self.version, unicodedata.unidata_version, _SCHEME]
+        self._bm25 = Bm25(
+            lambda: [words(f"{one.title} {one.title} {one.contents}") for one in passages],
+            "search",
+            key,
+            k1=1.2,
+            b=0.75,
+        )
 
     def search(self, query: str, topk: int) -> list[Hit]:
         """At most `topk` passages that share a word with the query, the best first; ties in the corpus's order."""
-        known = self._bm25.vocab_dict
-        ids = [known[word] for word in words(query) if word in known]
-        if not ids:
-            return []
-        # rounded, so that machines that add in another order agree
-        scores = np.round(self._bm25.get_scores_from_ids(ids).astype(np.float64), 4)
-        count = min(topk, len(scores))
-        least = np.partition(scores, len(scores) - count)[len(scores) - count]
-        found = np.flatnonzero(scores >= max(least, 1e-4))
-        best = found[np.lexsort((found, -scores[found]))][:count]
-        return [Hit(self.passages[n], float(scores[n])) for n in best]
+        return [Hit(self.passages[n], score) for n, score in self._bm25.best(words(query), topk)]
 
 
 @functools.cache
 def embedded() -> Index:
     """The index of the embedded corpus."""
     return Index([passage(fact) for fact in facts()])
-
-
-def _build(bm25s: Any, passages: Sequence[Passage], path: Path) -> None:
-    """Index the passages and put the index in place, all or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    index = bm25s.BM25(method="lucene", k1=1.2, b=0.75)
-    index.index([words(f"{one.title} {one.title} {one.contents}") for one in passages], show_progress=False)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        index.save(partial, show_progress=False)
-        os.replace(partial, path)
-    except OSError:
-        if not path.is_dir():  # else somebody else was faster
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
