@@ -413,7 +413,7 @@ def build_policy(out: Path, recipe: Recipe = Recipe(), *, workers: int = 2) -> P
     policy.name = "household-tiny"
     policy.save(out)
     minutes = (time.perf_counter() - begin) / 60
-    write_card(out, policy, recipe, examine(policy), minutes)
+    write_card(out, policy, recipe, examine(policy, teach_repeatedly(policy, 2)), minutes)
     return policy
 
 
@@ -433,11 +433,19 @@ def arms(tasks: Sequence[Task], seed: int = 0) -> dict[str, list[Skill | None]]:
     }
 
 
-def examine(policy: Policy, *, seed: int = 0, repeats: int = 2) -> dict[str, Any]:
-    """Success on `valid_unseen` (T = 0.4) under each arm; analyzer and unprompted success before and after Stage 1.
+def teach_repeatedly(policy: Policy, repeats: int, *, seed: int = 0) -> list[Policy]:
+    """Copies of the policy after Stage 1, on the same training episodes in another order each time."""
+    env = make("household")
+    played = collect(policy, env, env.panel("train"), seed=seed)
+    skills, taught = RuleAnalyzer().write_skills(played), [policy.clone() for _ in range(repeats)]
+    for n, pupil in enumerate(taught, seed):
+        pupil.model.requires_grad_(True)
+        stage1(pupil, played, skills, Stage1Config(seed=n))
+    return taught
 
-    Stage 1 is done `repeats` times, on the same training episodes in another order each time.
-    """
+
+def examine(policy: Policy, taught: Sequence[Policy], *, seed: int = 0) -> dict[str, Any]:
+    """On `valid_unseen`, T = 0.4: success under each arm; analyzer and unprompted success before and after Stage 1."""
     env = make("household")
     unseen = env.panel("valid_unseen")
     results = {
@@ -445,12 +453,6 @@ def examine(policy: Policy, *, seed: int = 0, repeats: int = 2) -> dict[str, Any
         for name, skills in arms(unseen).items()
     }
     probe = collect(policy, env, unseen, seed=seed + 1)
-    played = collect(policy, env, env.panel("train"), seed=seed)
-    skills = RuleAnalyzer().write_skills(played)
-    taught = [policy.clone() for _ in range(repeats)]
-    for n, pupil in enumerate(taught, seed):
-        pupil.model.requires_grad_(True)
-        stage1(pupil, played, skills, Stage1Config(seed=n))
     accuracy = {"before": analyzer_accuracy(policy, probe), "after": [analyzer_accuracy(p, probe) for p in taught]}
     play = [
         evaluate(p, env, unseen, name=f"unprompted, after Stage 1, run {n}", seed=seed)

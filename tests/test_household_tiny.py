@@ -6,20 +6,19 @@ import re
 
 import pytest
 
-from seedkit.build import examine
+from seedkit.build import analyzer_accuracy, examine, teach_repeatedly
+from seedkit.envs import make
 from seedkit.envs.base import data_dir
 from seedkit.policy import load_policy
+from seedkit.rollout import collect
 
 FOLDER = data_dir() / "policies" / "household-tiny"
 
 
 @pytest.fixture(scope="module")
 def found():
-    """216 episodes of `valid_unseen` an arm at T = 0.4; analyzer and play before and after one Stage 1 run.
-
-    The card has two runs, LOG.md the tests over several seeds on fresh games; one is what the suite has time for.
-    """
-    return examine(load_policy("household-tiny"), repeats=1)
+    """216 episodes of `valid_unseen` an arm, T = 0.4; analyzer and play before Stage 1, and as committed after it."""
+    return examine(load_policy("household-tiny"), [load_policy("household-tiny-stage1")])
 
 
 def success(found, arm: str) -> float:
@@ -55,6 +54,16 @@ def test_after_stage1_the_analyzer_names_the_right_workflow(found):
 def test_stage1_does_not_cost_play(found):
     (taught,) = found["after stage 1"]
     assert taught.interval.mean >= success(found, "unprompted") - 0.05
+
+
+@pytest.mark.slow
+def test_stage1_makes_such_a_policy_again():
+    """The card has two runs, LOG.md more seeds on fresh games."""
+    (again,) = teach_repeatedly(load_policy("household-tiny"), 1)
+    env, committed = make("household"), load_policy("household-tiny-stage1")
+    probe = collect(committed, env, env.panel("valid_unseen"), seed=1)
+    assert min(analyzer_accuracy(again, probe).values()) >= 0.85
+    print("to the last bit:", again.version == committed.version)
 
 
 def test_the_card_is_true(found):
