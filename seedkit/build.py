@@ -445,7 +445,7 @@ def teach_repeatedly(policy: Policy, repeats: int, *, seed: int = 0) -> list[Pol
 
 
 def examine(policy: Policy, taught: Sequence[Policy], *, seed: int = 0) -> dict[str, Any]:
-    """On `valid_unseen`, T = 0.4: success under each arm; analyzer and unprompted success before and after Stage 1."""
+    """On `valid_unseen`, T = 0.4: success in each arm; analyzer and unprompted success before and after Stage 1."""
     env = make("household")
     unseen = env.panel("valid_unseen")
     results = {
