@@ -360,7 +360,7 @@ def _watched(folders: Sequence[Path], updates: int, progress: bool) -> Iterator[
         return sum(file.read_bytes().count(b"\n") for file in files if file.exists())
 
     def watch() -> None:
-        while not over.wait(1.0):
+        while not over.wait(5.0):  # reading all jobs' metrics takes time from them
             bar.update(done() - bar.n)
 
     over = threading.Event()
