@@ -57,7 +57,7 @@ def demo(
     print("\nStage 1: the policy plays, a rule annotates, the policy learns to write hindsight skills")
     probe = collect(base, env, spread(env.panel("valid_seen"), min(taught, 48)), seed=seed + 1, progress=True)
     before = accuracy(base, env, probe)
-    teach(plan.start, env, base, spread(train, taught), Stage1Config(seed=seed), progress=True)
+    teach(folder / "stage1", env, base, spread(train, taught), Stage1Config(seed=seed), progress=True)
     policy = load_policy(plan.start)
     print(f"  analyzer names the right workflow: {before:.0%} before, {accuracy(policy, env, probe):.0%} after")
 

@@ -100,7 +100,7 @@ def retokenize(trajectory: Trajectory, policy: Policy) -> Trajectory:
         told.final_observation,
         reward=told.reward,
         success=told.success if known else None,
-        admissible=[turn.admissible for turn in told.turns],
+        admissible=[turn.admissible or () for turn in told.turns],
     )
     try:
         made = _trajectory(policy, episode)

@@ -90,7 +90,8 @@ class Policy:
     """A model, its tokenizer and its layout. `version` is a hash of the weights."""
 
     def __init__(self, model: Any, tokenizer: Any, layout: Layout, name: str = "policy") -> None:
-        self.model, self.tokenizer, self.layout, self.name = model, tokenizer, layout, name
+        self.model: Any = model
+        self.tokenizer, self.layout, self.name = tokenizer, layout, name
         self.end_id = tokenizer.convert_tokens_to_ids(layout.end)
         self.pad_id = tokenizer.pad_token_id
         self._ids = functools.lru_cache(maxsize=50_000)(self._encode)  # observations come again and again
@@ -120,7 +121,7 @@ class Policy:
         twin.base, twin._base_version = self.base, self._base_version
         return twin
 
-    def add_lora(self, base: str, *, rank: int = 16, alpha: float = 32.0, seed: int = 0) -> None:
+    def add_lora(self, base: str, *, rank: int = 16, alpha: int = 32, seed: int = 0) -> None:
         """Freeze the weights and add a LoRA to every linear layer but the last; it changes nothing until it learns.
 
         Args:
@@ -137,7 +138,7 @@ class Policy:
         )
         self._inject(config, seed)
 
-    def _inject(self, config: peft.LoraConfig, seed: int = 0) -> None:
+    def _inject(self, config: peft.PeftConfig, seed: int = 0) -> None:
         self._base_version, self.base = self.version, str(config.base_model_name_or_path)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -504,7 +505,7 @@ class Conversation:
         self.cache = DynamicCache(config=policy.model.config)
         if other := {type(layer).__name__ for layer in self.cache.layers} - {DynamicLayer.__name__}:
             raise PolicyError(f"{policy.name}: cannot sample, its attention does not see all tokens ({other.pop()})")
-        self.cache.layers = [_RaggedLayer() for _ in self.cache.layers]
+        self.cache.layers = [_RaggedLayer() for _ in self.cache.layers]  # type: ignore[assignment]
         self.length = torch.zeros(rows, dtype=torch.long)
         self.pending: list[list[int]] = [[] for _ in range(rows)]
 

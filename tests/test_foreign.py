@@ -46,7 +46,12 @@ def policy():
         "num_attention_heads": 2,
     }
     config = LlamaConfig(vocab_size=len(fast), max_position_embeddings=2048, **sizes)
-    return Policy(LlamaForCausalLM(config), fast, Layout("<bos><user>", *MARKERS[1:6]), "bytes")
+    return Policy(
+        LlamaForCausalLM(config),
+        fast,
+        Layout("<bos><user>", "<user>", "<assistant>", "<end>", "<skill>", "<analyze>"),
+        "bytes",
+    )
 
 
 @pytest.fixture(scope="module")

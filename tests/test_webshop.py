@@ -280,7 +280,10 @@ def test_fifty_results_on_pages_of_ten(folder):
     seen = []
     for number in range(1, 6):
         assert f"Page {number} (Total results: 50)" in now.text
-        assert ("click[< prev]" in now.admissible, "click[next >]" in now.admissible) == (number > 1, number < 5)
+        assert tuple(click in (now.admissible or ()) for click in ("click[< prev]", "click[next >]")) == (
+            number > 1,
+            number < 5,
+        )
         assert len(read_results(now.text)) == 10
         seen += read_results(now.text)
         now = env.step("click[next >]")
