@@ -22,7 +22,18 @@ def plan_of(outcome: Outcome) -> Plan:
     splits = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
     panels = {name: spread(env.panel(split), protocol[name]["count"]) for name, split in splits.items()}
     assert {n: panel_hash(tasks) for n, tasks in panels.items()} == {n: protocol[n]["panel"] for n in panels}
-    fields = ("updates", "tasks", "group", "lr", "kl_coef", "invalid_penalty", "max_steps", "temperature")
+    assert load_policy(START).version == protocol["start"]
+    fields = (
+        "updates",
+        "tasks",
+        "group",
+        "lr",
+        "kl_coef",
+        "invalid_penalty",
+        "max_steps",
+        "temperature",
+        "max_new_tokens",
+    )
     options = {"episodes": protocol["test_episodes"], "eval_every": protocol["eval_every"]}
     return Plan(START, **panels, config=Stage2Config(**{f: protocol[f] for f in fields}), **options)
 
@@ -51,7 +62,6 @@ def test_a_recorded_job_can_be_made_again(path, tmp_path):
     """
     outcomes = [o for o in read_results(path) if o.settings["method"]]
     recorded = random.Random(len(outcomes)).choice(outcomes)
-    assert load_policy(START).version == recorded.final.protocol["training"]["start"]
     (again,) = run([Arm.parse(recorded.arm)], [recorded.seed], plan_of(recorded), tmp_path, processes=1)
     print(recorded.arm, recorded.seed, "to the last digit:", again.curves == recorded.curves)
     assert again.curves["success"][0] == recorded.curves["success"][0]
