@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from seedkit import train
 from seedkit.envs import make
-from seedkit.foreign import MAX_CHARACTERS, read_foreign, recognise
+from seedkit.envs.base import data_dir
+from seedkit.foreign import MAX_CHARACTERS, read_foreign, recognise, retokenize
 from seedkit.gate import distill_loss
-from seedkit.io import DataError, read_trajectories, write_trajectories
+from seedkit.io import DataError, read_records, read_trajectories, write_trajectories
 from seedkit.methods import METHODS, token_weights
 from seedkit.objective import policy_loss
 from seedkit.policy import Layout, Policy, PolicyError, load_policy
@@ -689,3 +691,18 @@ def test_words_without_a_token_are_counted(read, tiny):
     ((_, episode, reason, detail),) = got.skipped
     assert (episode, reason) == (2, "mostly unknown tokens") and "of responses" in detail
     assert got.reasons == {"mostly unknown tokens": 1}
+
+
+def test_another_policys_episode_in_ones_own_tokens(policy):
+    (record, *_) = read_records(data_dir() / "trajectories" / "household-right.jsonl")
+    theirs = record.trajectory
+    made = retokenize(theirs, policy)
+    assert (made.id, made.task, made.success, made.reward) == (theirs.id, theirs.task, theirs.success, theirs.reward)
+    assert [policy.decode(t.response_ids) for t in made.turns] == [t.action for t in theirs.turns]
+    assert [t.observation for t in made.turns] == [t.observation for t in theirs.turns]
+    assert made.response_ids != theirs.response_ids and made.protocol["played_by"] == "household-tiny"
+    (shifts,) = rescore(policy, [made], [record.skill])  # its contexts are this policy's own
+    assert shifts.skill_tokens > 0 and all(map(math.isnan, made.behaviour_logp))
+    silent = replace(theirs, turns=())
+    with pytest.raises(DataError, match="trajectory .*: no response"):
+        retokenize(silent, policy)

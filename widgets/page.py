@@ -55,7 +55,7 @@ def inspect(
     policy = foreign or _policy(file, source, model, [t.protocol.get("policy") for t in shown])
     other = model is not None and foreign is None and any(_not_its_own(policy, t) for t in shown)
     if other:
-        shown = [retokenize(t, policy) for t in shown]
+        shown, shifts = [retokenize(t, policy) for t in shown], [None] * len(shown)  # theirs are of other tokens
         about = "; retokenized"
     if skill is not None:
         skills = [read_skill(skill)] * len(shown)
