@@ -504,7 +504,7 @@ class _RaggedLayer(DynamicLayer):
         needed, room = int(self.columns.max()) + 1, self.room
         rows, heads, _, width = key_states.shape
         if room is None or needed > room.shape[-2]:
-            room = key_states.new_zeros(2, rows, heads, needed + needed // 2, width)  # what is masked must be finite
+            room = key_states.new_zeros(2, rows, heads, 2 * needed, width)  # what is masked must be finite
             if self.room is not None:
                 room[..., : self.room.shape[-2], :] = self.room
             self.room, self.is_initialized = room, True
@@ -514,9 +514,12 @@ class _RaggedLayer(DynamicLayer):
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows with these numbers."""
+        """Keep the rows with these numbers, in rising order: those behind a gap move up, where they lie."""
         if self.room is not None:
-            self.room = self.room[:, indices]
+            for place, row in enumerate(indices.tolist()):
+                if place != row:
+                    self.room[:, place, :, : self.extent] = self.room[:, row, :, : self.extent]
+            self.room = self.room[:, : len(indices)]
 
 
 class Conversation:
@@ -595,7 +598,7 @@ class Conversation:
         return answers, logps
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop every row but the given ones."""
+        """Drop every row but the given ones, which must rise."""
         index = torch.tensor(list(rows))
         self.cache.batch_select_indices(index.to(self.policy.model.device))
         self.length = self.length[index]
