@@ -12,6 +12,7 @@ from seedkit.envs import DEFAULT, NAMES
 
 ENVIRONMENT = f"environment: {', '.join(NAMES)}, or module:Class of your own"
 POLICY = "name or folder; default: the one that comes with the environment"
+LONGEST = "longest answer in tokens; default: what an action takes. Reasoning needs more"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("--teacher", type=float, default=None, help="weights it keeps: 0 live, 1 frozen, between EMA")
     train.add_argument("--analyzer", default=None, help="self, frozen, rule, library; a placebo: irrelevant, ...")
     train.add_argument("--seed", type=int, default=0)
+    train.add_argument("--max-new-tokens", type=int, help=LONGEST)
     train.add_argument("--validation", type=int, default=48, help="tasks of valid_seen to validate on; 0: none")
     train.set_defaults(run_command=_train)
 
@@ -83,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     versus.add_argument("--group", type=int, default=8, help="episodes a task")
     versus.add_argument("--lr", type=float, default=3e-4)
     versus.add_argument("--max-steps", type=int, default=20, help="turns an episode")
+    versus.add_argument("--max-new-tokens", type=int, help=LONGEST)
     versus.add_argument("--validation", type=int, default=96, help="tasks of valid_seen for the curves; 0: none")
     versus.add_argument("--eval-every", type=int, default=5, help="updates between two validations")
     versus.add_argument("--baseline", default="grpo")
@@ -101,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     measure.add_argument("--episodes", type=int, default=2)
     measure.add_argument("--temperature", type=float, default=0.4)
     measure.add_argument("--seed", type=int, default=0)
+    measure.add_argument("--max-new-tokens", type=int, help=LONGEST)
     measure.add_argument("--prompted", action="store_true", help="put the library's skill into the prompt")
     measure.set_defaults(run_command=_evaluate)
 
@@ -159,7 +163,7 @@ def _train(options: argparse.Namespace) -> None:
     if options.analyzer is not None:
         own = "library" if method.skills == "library" else "self"
         analyzer = by_name(options.analyzer, policy, instead_of=own)
-    names = ("method", "updates", "tasks", "group", "coef", "beta", "seed")
+    names = ("method", "updates", "tasks", "group", "coef", "beta", "seed", "max_new_tokens")
     given = {name: getattr(options, name) for name in names}
     config = Stage2Config(**given | ({} if options.lr is None else {"lr": options.lr}))
     validation = spread(env.panel("valid_seen"), options.validation)
@@ -200,12 +204,13 @@ def _run_comparison(options: argparse.Namespace) -> list:
     from seedkit.train import Stage2Config
 
     env, arms = make(options.env), [Arm.parse(text) for text in options.methods]
+    names = ("updates", "tasks", "group", "lr", "max_steps", "max_new_tokens")
     plan = Plan(
         options.start or f"{shipped_policy(options.env)}-stage1",
         spread(env.panel("train"), options.train_tasks),
         spread(env.panel(options.panel), options.limit),
         spread(env.panel("valid_seen"), options.validation),
-        Stage2Config(**{name: getattr(options, name) for name in ("updates", "tasks", "group", "lr", "max_steps")}),
+        Stage2Config(**{name: getattr(options, name) for name in names}),
         episodes=options.episodes,
         eval_every=options.eval_every,
         environment=options.env,
@@ -229,6 +234,7 @@ def _evaluate(options: argparse.Namespace) -> None:
         episodes=options.episodes,
         temperature=options.temperature,
         seed=options.seed,
+        max_new_tokens=options.max_new_tokens,
         skills=SkillLibrary().write_for(tasks) if options.prompted else None,
         progress=True,
     )

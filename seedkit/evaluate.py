@@ -64,6 +64,7 @@ def evaluate(
     temperature: float = 0.4,
     seed: int = 0,
     max_steps: int = 20,
+    max_new_tokens: int | None = None,
     skills: Sequence[Skill | None] | None = None,
     progress: bool = False,
 ) -> Result:
@@ -71,6 +72,7 @@ def evaluate(
 
     Args:
         temperature: of sampling (the papers validate at 0.4).
+        max_new_tokens: longest answer; None as in `collect`.
         skills: one a task, to measure prompting; None for none.
 
     Returns:
@@ -87,6 +89,7 @@ def evaluate(
         seed=seed,
         max_steps=max_steps,
         skills=skills,
+        max_new_tokens=max_new_tokens,
         progress=progress,
     )
     prompts = [t.skill.id if t.skill else None for t in trajectories]

@@ -311,6 +311,7 @@ def _play(arm: Arm, seed: int, plan: Plan, protocol: dict[str, Any], folder: Pat
             temperature=plan.temperature,
             seed=seed,
             max_steps=plan.config.max_steps,
+            max_new_tokens=plan.config.max_new_tokens,
             skills=SkillLibrary().write_for(plan.test) if arm.prompted else None,
         )
         per_episode = {"steps": round(found.steps, 3), "response_tokens": round(found.response_tokens, 3)}

@@ -476,7 +476,7 @@ class Policy:
         for start in range(0, len(prompts), batch_size):
             part = [list(p) for p in prompts[start : start + batch_size]]
             rngs = [np.random.default_rng(s) for s in seeds[start : start + batch_size]]
-            answers, _ = self.converse(len(part)).say(part, rngs, max_new_tokens, temperature)
+            answers, _ = self.converse(len(part)).say(part, rngs, [max_new_tokens] * len(part), temperature)
             out += answers
         return out
 
@@ -562,10 +562,10 @@ class Conversation:
         self,
         contexts: Sequence[Sequence[int]],
         rngs: Sequence[np.random.Generator],
-        max_new_tokens: int,
+        max_new_tokens: Sequence[int],
         temperature: float,
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """Give every row its context and sample its answer.
+        """Give every row its context and sample its answer, of at most so many tokens.
 
         Returns:
             Sampled token ids, end marker included when it was sampled, and their log-probabilities (nats) at
@@ -590,7 +590,7 @@ class Conversation:
                     token = min(token, logp.shape[-1] - 1)
                 answers[r].append(token)
                 logps[r].append(float(logp[r, token]))
-                if token == self.policy.end_id or len(answers[r]) >= max_new_tokens:
+                if token == self.policy.end_id or len(answers[r]) >= max_new_tokens[r]:
                     self.pending[r] = [token]
                     open_rows.discard(r)
                 else:

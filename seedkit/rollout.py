@@ -40,17 +40,17 @@ def collect(
         temperature: of sampling; 0 is greedy. The log-probabilities kept are at this temperature.
         max_steps: turns after which an unfinished episode counts as failed (`truncated`); the environment may have a
             lower limit of its own.
-        max_new_tokens: longest answer; None for what the environment's actions may take.
+        max_new_tokens: longest answer; None for what the environment's actions may take: `env.max_action_tokens`, or
+            more where an admissible action has more of this policy's tokens. Reasoning needs more.
         skills: one skill a task to put into the *student's* prompt (prompting, Skill-GRPO); None for none.
         batch_size: episodes played side by side; changes speed and memory, not results.
 
     Returns:
         `len(tasks) * group` trajectories, task by task.
     """
-    max_new_tokens = env.max_action_tokens if max_new_tokens is None else max_new_tokens
     settings = {"group": group, "max_steps": max_steps, "batch_size": batch_size, "max_new_tokens": max_new_tokens}
     for name, value in settings.items():
-        if value < 1:
+        if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     max_steps = min(max_steps, env.max_steps)
     if not temperature >= 0:
@@ -63,7 +63,7 @@ def collect(
     window = policy.layout.window
     context = "transcript" if window is None else f"window of {window}"
     protocol = {"temperature": temperature, "max_steps": max_steps, "context": context, "policy": policy.name}
-    protocol |= {"max_new_tokens": max_new_tokens}
+    protocol |= {"max_new_tokens": max_new_tokens or env.max_action_tokens}
     first = members or [0] * len(tasks)
     jobs = [(task, skills[n] if skills else None, first[n] + g) for n, task in enumerate(tasks) for g in range(group)]
     done: list[Trajectory | None] = [None] * len(jobs)
@@ -73,16 +73,15 @@ def collect(
         numbers = list(range(start, start + len(rows)))
         talk = policy.converse(len(rows))
         while rows:
+            limits = [max_new_tokens or row.limit() for row in rows]
             budget = [policy.max_length - row.length - len(row.context) for row in rows]
-            full = [n for n, room in enumerate(budget) if room < max_new_tokens]
+            full = [n for n, room in enumerate(budget) if room < limits[n]]
             for n in full:
                 rows[n].finish(truncated=True)
             if not full:
                 if window is not None:  # every prompt is new: nothing to keep
                     talk = policy.converse(len(rows))
-                answers, logps = talk.say(
-                    [r.context for r in rows], [r.rng for r in rows], max_new_tokens, temperature
-                )
+                answers, logps = talk.say([r.context for r in rows], [r.rng for r in rows], limits, temperature)
                 for row, answer, logp in zip(rows, answers, logps, strict=True):
                     row.act(answer, logp, max_steps)
             live = [n for n, row in enumerate(rows) if not row.over]
@@ -110,6 +109,11 @@ class _Row:
         self.turns: list[Turn] = []
         self.length = 0
         self.over = self.truncated = False
+
+    def limit(self) -> int:
+        """Tokens of the longest admissible action and its end marker, at least what the environment says."""
+        actions = self.now.admissible or ()
+        return max([self.env.max_action_tokens, *(len(self.policy.encode(action)) + 1 for action in actions)])
 
     def act(self, ids: list[int], logp: list[float], max_steps: int) -> None:
         before, seen = self.now, self.context

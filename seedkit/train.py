@@ -323,7 +323,8 @@ def stage2(
         lap("update")
 
         if validation and ((update + 1) % eval_every == 0 or update + 1 == config.updates):
-            result = evaluate(policy, env, validation, seed=config.seed, max_steps=config.max_steps)
+            lengths = {"max_steps": config.max_steps, "max_new_tokens": config.max_new_tokens}
+            result = evaluate(policy, env, validation, seed=config.seed, **lengths)
             row["validation_success"] = result.interval.mean
             lap("validation")
         row["alarms"] = alarms(row, rows)

@@ -57,6 +57,8 @@ def test_evaluation_records_what_decides_it():
     assert found == again and len(found.successes) == 2 and len(found.successes[0]) == 6
     assert found.protocol["panel"] == panel_hash(tasks) == panel_hash(tasks[::-1])
     assert found.protocol["grammar"] == ["move"] and found.protocol["prompted"] is None
+    cut = evaluate(policy, env, tasks, seed=5, max_steps=10, max_new_tokens=1)
+    assert cut.response_tokens == cut.steps == 10 and not any(map(any, cut.successes))
     prompted = evaluate(policy, env, tasks, skills=SkillLibrary().write_for(tasks), max_steps=10)
     assert prompted.protocol["prompted"] is not None
     with pytest.raises(ValueError, match="no tasks"):

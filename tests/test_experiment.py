@@ -21,7 +21,8 @@ from seedkit.evaluate import ProtocolError, Result
 from seedkit.experiment import Arm, Outcome, Plan, read_results, run, summary, table, write_results
 from seedkit.io import DataError, read_records
 from seedkit.methods import METHODS, Method
-from seedkit.train import RunError, Stage2Config
+from seedkit.policy import load_policy
+from seedkit.train import RunError, Stage2Config, stage2
 from seedkit.types import digest
 
 TINY = Stage2Config(updates=2, tasks=2, group=4, lr=3e-4, max_steps=8)
@@ -47,6 +48,17 @@ def finished(plan, tmp_path_factory) -> tuple[Path, list[Outcome]]:
 def told(outcomes) -> list[Outcome]:
     """Outcomes without the only field that differs from run to run."""
     return sorted((replace(o, seconds=0.0) for o in outcomes), key=lambda o: (o.arm, o.seed))
+
+
+def test_an_answer_is_as_long_in_the_test_as_in_training(plan, tmp_path, monkeypatch):
+    """Reasoning that a longer limit was set for must not be cut when it is measured, or nothing is valid."""
+    short = replace(plan, config=replace(TINY, updates=1, max_new_tokens=1))
+    (outcome,) = run([Arm.parse("grpo")], [0], short, tmp_path, processes=1)
+    assert outcome.final.response_tokens == outcome.final.steps == 8
+    asked = []
+    monkeypatch.setattr("seedkit.train.evaluate", lambda *a, **how: asked.append(how) or outcome.final)
+    stage2(load_policy(plan.start), make("household"), plan.train, short.config, validation=plan.validation)
+    assert [how["max_new_tokens"] for how in asked] == [1]
 
 
 # --- arms

@@ -473,7 +473,7 @@ def policy_says(policy, count, temperature):
     talk.policy, talk.cache = policy, DynamicCache()
     talk.length, talk.pending = torch.zeros(count, dtype=torch.long), [[] for _ in range(count)]
     rngs = [np.random.default_rng(n) for n in range(count)]
-    answers, logps = talk.say([[0]] * count, rngs, 1, temperature)
+    answers, logps = talk.say([[0]] * count, rngs, [1] * count, temperature)
     by_token = torch.log_softmax(torch.tensor([2.0, 0.0, 1.0]) / temperature, -1)
     assert all(abs(p[0] - by_token[a[0]].item()) < 1e-6 for a, p in zip(answers, logps, strict=True))
     return [answer[0] for answer in answers]
@@ -487,7 +487,7 @@ def test_a_cache_that_lives_across_turns_changes_nothing(policy):
     rows, spoken = [0, 1, 2], []
     for turn in range(3):
         new = [contexts[r] if turn == 0 else [3, 40 + r, *[50] * (turn * r), 4] for r in rows]
-        answers, logps = talk.say(new, [rngs[r] for r in rows], 5, 0.7)
+        answers, logps = talk.say(new, [rngs[r] for r in rows], [5] * len(rows), 0.7)
         for r, context, answer, logp in zip(rows, new, answers, logps, strict=True):
             read[r] += [(i, False) for i in context] + [(i, True) for i in answer]
             spoken.append((r, len(read[r]) - len(answer), logp))

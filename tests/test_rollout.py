@@ -9,6 +9,7 @@ import torch
 from seedkit.envs import make
 from seedkit.envs.household_games import household_task, sample_specs
 from seedkit.envs.household_policy import make_policy
+from seedkit.policy import Conversation
 from seedkit.rollout import collect
 from seedkit.types import Observation, Skill, Task
 
@@ -248,6 +249,24 @@ def test_an_environment_may_read_free_text(policy, monkeypatch):
     assert env.sent == ["desk 1", "desk"]
     assert (trajectory.truncated, trajectory.final_observation) == (True, "Nothing happens.")
     assert (trajectory.protocol["max_steps"], trajectory.protocol["max_new_tokens"]) == (4, 7)
+
+
+def test_no_admissible_action_is_cut(policy, env, tasks, monkeypatch):
+    """An environment counts tokens as its own policy does; another tokenizer may need more for the same action."""
+    limits = []
+    say = Conversation.say
+
+    def watched(self, contexts, rngs, max_new_tokens, temperature):
+        limits.append(list(max_new_tokens))
+        return say(self, contexts, rngs, max_new_tokens, temperature)
+
+    monkeypatch.setattr(Conversation, "say", watched)
+    monkeypatch.setattr(type(env), "max_action_tokens", 3)
+    (free,) = collect(policy, env, tasks[:1], max_steps=5)
+    longest = [max(len(policy.encode(a)) for a in turn.admissible) + 1 for turn in free.turns]
+    assert limits == [[n] for n in longest] and max(longest) > 3
+    (cut,) = collect(policy, env, tasks[:1], max_steps=5, max_new_tokens=2)
+    assert limits[5:] == [[2]] * 5 and max(len(turn.response_ids) for turn in cut.turns) == 2
 
 
 def test_episodes_that_do_not_end_are_truncated(policy, monkeypatch):

@@ -207,7 +207,8 @@ class Engine:
         given, n = self.generation_kwargs, len(prompts)
         self.asked.append((given["max_tokens"], given["temperature"], given["stop_token_ids"], given["seed"]))
         rngs = [np.random.default_rng(k) for k in range(n)]
-        answers, logps = Conversation(self.policy, n).say(prompts, rngs, given["max_tokens"], given["temperature"])
+        limits = [given["max_tokens"]] * n
+        answers, logps = Conversation(self.policy, n).say(prompts, rngs, limits, given["temperature"])
         return prompts, answers, [[[p] for p in row] for row in logps], None
 
 

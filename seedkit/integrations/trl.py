@@ -416,17 +416,18 @@ class _VllmTalk:
         self,
         contexts: Sequence[Sequence[int]],
         rngs: Sequence[np.random.Generator],
-        max_new_tokens: int,
+        max_new_tokens: Sequence[int],
         temperature: float,
     ) -> tuple[list[list[int]], list[list[float]]]:
-        """As `Conversation.say`."""
+        """As `Conversation.say`; an answer over its row's limit is cut, as the engine takes one limit for all."""
         told = [[*row, *context] for row, context in zip(self.read, contexts, strict=True)]
-        own, now = self.engine.generation_kwargs, {"max_tokens": max_new_tokens, "temperature": temperature}
+        own, now = self.engine.generation_kwargs, {"max_tokens": max(max_new_tokens), "temperature": temperature}
         self.engine.generation_kwargs = own | now | {"stop_token_ids": [self.end_id]}
         try:
             _, answers, logps, _ = self.engine.generate(prompts=told, images=None, num_generations=1)
         finally:
             self.engine.generation_kwargs = own
+        answers, logps = ([row[:n] for row, n in zip(x, max_new_tokens, strict=True)] for x in (answers, logps))
         self.read = [[*row, *answer] for row, answer in zip(told, answers, strict=True)]
         known = [[math.nan if top[0] is None else top[0] for top in row] for row in logps]
         return [list(answer) for answer in answers], known
