@@ -337,8 +337,8 @@ class Policy:
         return hidden[:, :-1][response_mask[:, 1:].to(device)]
 
     def _next_logp(self, hidden: Tensor, temperature: float) -> Tensor:
-        logits = self.model.get_output_embeddings()(hidden)
-        return torch.log_softmax(logits.float() / temperature, dim=-1)
+        logits = self.model.get_output_embeddings()(hidden).float()
+        return torch.log_softmax(logits if temperature == 1 else logits / temperature, dim=-1)
 
     def logprobs(
         self,
@@ -352,20 +352,24 @@ class Policy:
 
         At most `MAX_LOGITS` logits are held at a time, in the backward pass as well, which computes them again.
         """
-        hidden = self._hidden(ids, attention_mask, response_mask)
-        tokens = ids[:, 1:][response_mask[:, 1:]].to(hidden.device)
 
         def score(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
             return sampled(self._next_logp(hidden, temperature), tokens)
 
-        size = max(1, MAX_LOGITS // self.model.config.vocab_size)
-        if len(tokens) <= size:
-            parts = [score(hidden, tokens)]
+        pieces = self._pieces(ids, attention_mask, response_mask)
+        if len(pieces) == 1:
+            parts = [score(*pieces[0])]
         else:
-            pieces = zip(hidden.split(size), tokens.split(size), strict=True)
             parts = [checkpoint(score, *piece, use_reentrant=False) for piece in pieces]
         logp, entropy = (torch.cat(column).cpu() for column in zip(*parts, strict=True))
         return logp, entropy
+
+    def _pieces(self, ids: Tensor, attention_mask: Tensor, response_mask: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """(what the model has in mind before it, token) of the response tokens, so many that logits of them fit."""
+        hidden = self._hidden(ids, attention_mask, response_mask)
+        tokens = ids[:, 1:][response_mask[:, 1:]].to(hidden.device)
+        size = max(1, MAX_LOGITS // self.model.config.vocab_size)
+        return list(zip(hidden.split(size), tokens.split(size), strict=True))
 
     def batches(
         self, samples: Sequence[Sample], token_budget: int | None = None, *, training: bool = False
@@ -420,7 +424,12 @@ class Policy:
             chosen = [samples[i] for i in pack]
             if not any(any(s.mask) for s in chosen):
                 continue  # nothing was sampled in them: no log-probabilities
-            logp, _ = self.logprobs(*self.pad(chosen), temperature=temperature)
+            logp = torch.cat(
+                [
+                    self._next_logp(hidden, temperature).gather(-1, tokens[:, None]).squeeze(-1).cpu()
+                    for hidden, tokens in self._pieces(*self.pad(chosen))
+                ]
+            )
             for i, part in zip(pack, logp.split([sum(s.mask) for s in chosen]), strict=True):
                 out[i] = part
         return out
