@@ -6,9 +6,13 @@ import json
 import re
 import subprocess
 import sys
+import time
+from pathlib import Path
 
+import nbformat
 import pytest
 import torch
+from nbclient import NotebookClient
 
 from seedkit.envs import make, spread
 from seedkit.policy import load_policy
@@ -82,3 +86,14 @@ def test_a_page_of_recorded_episodes(tmp_path):
     command = [sys.executable, "-m", "seedkit.cli", "inspect", episodes, "--model", NAME, "--trajectory", "1"]
     subprocess.run([*command, "--skill", str(skill), "-o", str(page)], check=True)
     assert re.search("microwave", page.read_text(encoding="utf-8"))
+
+
+def test_the_notebook_runs_in_five_minutes():
+    """On two free cores, the model in the cache. Too long for `make test`, which leaves this notebook out."""
+    path = Path(__file__).resolve().parents[1] / "notebooks" / "11_real_model.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    begin = time.perf_counter()
+    NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(path.parent)}}).execute()
+    seconds = time.perf_counter() - begin
+    print(f"{seconds:.0f} s")
+    assert seconds <= 300
