@@ -23,7 +23,7 @@ class TextEnv(Protocol):
     max_steps: int
     """Most turns of an episode."""
     max_action_tokens: int
-    """Longest action that a policy gets to write, in its tokens."""
+    """Longest action that a policy gets to write, in tokens; more where an action on offer is longer in its own."""
 
     def panel(self, split: str) -> list[Task]:
         """The split's tasks in their fixed order."""
