@@ -8,7 +8,10 @@ import pytest
 
 from seedkit.envs import make, panel_hash, spread
 from seedkit.envs.base import data_dir
+from seedkit.envs.household_games import household_task, sample_specs
+from seedkit.envs.household_policy import EASY
 from seedkit.experiment import Arm, Outcome, Plan, read_results, run
+from seedkit.io import read_trajectories
 from seedkit.policy import load_policy
 from seedkit.train import Stage2Config
 
@@ -50,6 +53,19 @@ def test_recorded_results_are_of_what_is_here(path):
         assert Arm.parse(outcome.arm).settings == outcome.settings, outcome.arm
         updates = outcome.final.protocol["training"]["updates"] if outcome.settings["method"] else 0
         assert {len(values) for values in outcome.curves.values()} <= {updates}
+
+
+def test_the_run_of_smollm2_is_of_what_is_here():
+    """Its start is no file of ours, its games are made by notebook 11; arms and games are held here."""
+    outcomes = read_results(data_dir() / "results" / "smollm2" / "run.jsonl")
+    protocol = outcomes[0].final.protocol["training"]
+    for name, split, count, seed in (("train", "train", 48, 4), ("test", "valid_unseen", 36, 1)):
+        games = [household_task(split, spec, []) for spec in sample_specs(split, count, seed, **EASY)]
+        assert panel_hash(games) == protocol[name]["panel"]
+    for outcome in outcomes:
+        assert Arm.parse(outcome.arm).settings == outcome.settings, outcome.arm
+    episodes = read_trajectories(data_dir() / "results" / "smollm2" / "episodes.jsonl")
+    assert [t.success for t in episodes] == [True, False, False, False, False, False]
 
 
 @pytest.mark.slow

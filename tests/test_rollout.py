@@ -263,7 +263,7 @@ def test_no_admissible_action_is_cut(policy, env, tasks, monkeypatch):
     monkeypatch.setattr(Conversation, "say", watched)
     monkeypatch.setattr(type(env), "max_action_tokens", 3)
     (free,) = collect(policy, env, tasks[:1], max_steps=5)
-    longest = [max(len(policy.encode(a)) for a in turn.admissible) + 1 for turn in free.turns]
+    longest = [max(len(policy.encode(a)) for a in turn.admissible or ()) + 1 for turn in free.turns]
     assert limits == [[n] for n in longest] and max(longest) > 3
     (cut,) = collect(policy, env, tasks[:1], max_steps=5, max_new_tokens=2)
     assert limits[5:] == [[2]] * 5 and max(len(turn.response_ids) for turn in cut.turns) == 2

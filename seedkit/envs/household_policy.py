@@ -209,7 +209,7 @@ def demonstrate(
 
 
 CONDITIONS = ("none", "right", "wrong", "irrelevant")
-EASY = {"receptacles": (3, 5), "distractors": (1, 4)}
+EASY: dict[str, Any] = {"receptacles": (3, 5), "distractors": (1, 4)}
 
 
 def demonstrations(
