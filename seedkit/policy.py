@@ -30,6 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from transformers.cache_utils import DynamicLayer
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from seedkit.envs.base import data_dir
@@ -40,7 +41,7 @@ MAX_LOGITS = 2**24
 TOKEN_BUDGET = {"cpu": 2048, "cuda": 32768}
 """Padded tokens of a pass. On two cores 8192 take a fifth longer a token: what a layer writes leaves the cache."""
 MAX_ACTIVATIONS = {"cpu": 2**28, "cuda": 2**32}
-"""Numbers that a pass may keep for its backward pass, roughly; a single longer sample still goes, alone."""
+"""Numbers a pass may keep for its backward pass, roughly; a longer sample goes alone, its layers computed again."""
 
 transformers_logging.disable_progress_bar()  # a bar for every checkpoint of a megabyte says nothing
 
@@ -328,6 +329,11 @@ class Policy:
         plain = bool((attention_mask[:, 1:] <= attention_mask[:, :-1]).all())  # pads, if any, on the right
         positions = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
         device = self.model.device
+        if torch.is_grad_enabled() and ids.numel() * self._kept() > MAX_ACTIVATIONS[self._kind()]:
+            for layer in self.model.modules():
+                if isinstance(layer, GradientCheckpointingLayer):
+                    layer.gradient_checkpointing = layer.training = True  # for this pass: see _computed_again
+                    layer._gradient_checkpointing_func = _computed_again  # type: ignore[assignment]
         hidden = self.model.base_model(
             input_ids=ids.to(device),
             attention_mask=None if plain else attention_mask.long().to(device),
@@ -335,6 +341,15 @@ class Policy:
             use_cache=False,
         ).last_hidden_state
         return hidden[:, :-1][response_mask[:, 1:].to(device)]
+
+    def _kept(self) -> int:
+        """Numbers a token leaves for the backward pass, in layers like llama's."""
+        c = self.model.config
+        wide = getattr(c, "intermediate_size", None) or 4 * c.hidden_size
+        return c.num_hidden_layers * (10 * c.hidden_size + 5 * wide)
+
+    def _kind(self) -> str:
+        return "cpu" if self.model.device.type == "cpu" else "cuda"
 
     def _next_logp(self, hidden: Tensor, temperature: float) -> Tensor:
         logits = self.model.get_output_embeddings()(hidden).float()
@@ -380,13 +395,9 @@ class Policy:
             token_budget: padded tokens; None for what suits the device. Changes speed and memory, not results.
             training: whether a backward pass follows, which needs every layer's activations: fewer for large models.
         """
-        device = "cpu" if self.model.device.type == "cpu" else "cuda"
-        token_budget = TOKEN_BUDGET[device] if token_budget is None else token_budget
+        token_budget = TOKEN_BUDGET[self._kind()] if token_budget is None else token_budget
         if training:
-            c = self.model.config
-            wide = getattr(c, "intermediate_size", None) or 4 * c.hidden_size
-            kept = c.num_hidden_layers * (10 * c.hidden_size + 5 * wide)  # a token's, in llama's kind of layer
-            token_budget = min(token_budget, MAX_ACTIVATIONS[device] // kept)
+            token_budget = min(token_budget, MAX_ACTIVATIONS[self._kind()] // self._kept())
         order = sorted(range(len(samples)), key=lambda i: (len(samples[i].ids), i))
         packs: list[list[int]] = []
         for i in order:
@@ -497,6 +508,12 @@ def sampled(
     with torch.no_grad():
         entropy = -(next_logp.exp() * next_logp).sum(-1)
     return next_logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), entropy
+
+
+def _computed_again(forward: Any, *args: Any) -> Any:
+    """A layer's forward pass of which the input alone is kept until the backward pass. `training` asked for it."""
+    forward.args[0].training = False  # and must not switch dropout on; the next pass decides anew
+    return checkpoint(forward, *args, use_reentrant=False)
 
 
 class _RaggedLayer(DynamicLayer):

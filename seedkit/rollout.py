@@ -92,6 +92,7 @@ def collect(
             if len(live) < len(rows) and live:
                 talk.keep(live)
             rows, numbers = [rows[n] for n in live], [numbers[n] for n in live]
+        del talk  # its cache: an engine's parser keeps tracebacks, and with them this frame, until a collection
         finished = [t for t in done if t is not None]
         bar.set_postfix(success=f"{sum(t.success for t in finished) / len(finished):.2f}")
     bar.close()

@@ -324,6 +324,41 @@ def test_a_training_pass_of_a_large_model_holds_fewer_tokens(policy, episode, mo
     assert policy.batches(samples, training=True) == [[0], [1], [2], [3]]
 
 
+@pytest.mark.parametrize("lora", [False, True], ids=["plain", "LoRA"])
+def test_a_sample_too_long_to_keep_all_of_it_computes_its_layers_again(episode, monkeypatch, lora):
+    """With dropout in the layers, which stays off: same log-probs and gradients, a fraction of the numbers held."""
+    policy = load_policy("household-tiny")
+    if lora:
+        policy.add_lora("household-tiny", rank=4)
+        for parameter in policy.own().values():
+            parameter.data.add_(0.02)
+    for layer in policy.model.base_model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    padded = policy.pad([policy.lay_out(episode)])
+    held: dict[int, int] = {}
+
+    def hold(tensor):
+        held[tensor.untyped_storage().data_ptr()] = tensor.numel()
+        return tensor
+
+    def gradients():
+        held.clear()
+        with torch.autograd.graph.saved_tensors_hooks(hold, lambda tensor: tensor):
+            logp, _ = policy.logprobs(*padded)
+        count = sum(held.values())
+        weights = list(policy.own().values())
+        return count, logp.detach(), torch.autograd.grad(logp.sum(), weights)
+
+    kept, logp, expected = gradients()
+    monkeypatch.setitem(seedkit.policy.MAX_ACTIVATIONS, "cpu", 0)
+    fewer, again, found = gradients()
+    assert fewer < 0.5 * kept, (fewer, kept)
+    assert torch.equal(again, logp) and all(map(torch.equal, found, expected))
+    assert any(w.abs().max() > 0 for w in expected) and not any(m.training for m in policy.model.modules())
+    monkeypatch.undo()
+    assert gradients()[0] == kept  # a shorter sample after it is kept whole again
+
+
 @pytest.mark.parametrize("budget", [1, 64, 150, 400, 8192])
 def test_scores_do_not_depend_on_batching(policy, episode, budget):
     samples = [policy.lay_out(dataclasses.replace(episode, turns=episode.turns[:n])) for n in (3, 1, 2, 1, 3)]

@@ -1,7 +1,9 @@
 """Rollouts: who says what depends on the trajectory's own seed, and what was sampled is what is kept."""
 
 import dataclasses
+import gc
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -347,6 +349,25 @@ def test_finished_rows_are_dropped(policy, monkeypatch):
     played = collect(policy, env, env.panel("x"), max_steps=9)
     assert [len(t.turns) for t in played] == [1, 2, 3, 4]
     assert rows == [4, 3, 2, 1]
+
+
+def test_the_cache_goes_with_the_rollout(policy, env, tasks, monkeypatch):
+    """And not with a later garbage collection: a language model's is most of a gigabyte."""
+    talks = []
+
+    def converse(self, rows):
+        talk = Conversation(self, rows)
+        talks.append(weakref.ref(talk))
+        return talk
+
+    monkeypatch.setattr(type(policy), "converse", converse)
+    gc.disable()
+    try:
+        collect(policy, env, tasks, max_steps=2)
+        alive = [talk() for talk in talks]
+    finally:
+        gc.enable()
+    assert alive == [None]
 
 
 def test_results_stand_task_by_task(policy, env, tasks):
