@@ -516,6 +516,8 @@ def rollout_metrics(
         "tokens": sum(len(t.response_ids) for t in trajectories) / len(trajectories),
         "invalid": sum(not turn.valid for t in trajectories for turn in t.turns) / steps,
         "degenerate_groups": degenerate_groups(rewards, groups),
+        "penalty_groups": degenerate_groups(rewards_of(trajectories, 0.0), groups)
+        - degenerate_groups(rewards, groups),
     }
 
 
@@ -550,6 +552,9 @@ def alarms(row: dict[str, Any], before: Sequence[dict[str, Any]]) -> list[str]:
     means = [sum(won[n - 10 : n]) / 10 for n in range(10, len(won) + 1)]  # of ten updates each
     if means and means[-1] < 0.6 * max(means):
         found.append(f"success fell to {means[-1]:.0%} of the last ten updates' episodes from {max(means):.0%}")
+    if len(won) >= 5 and not any(won[-5:]):
+        told = row.get("penalty_groups", 0)
+        found.append(f"no success in five updates; the penalty for invalid actions alone tells {told} groups apart")
     if row["entropy"] < 0.2 * start["entropy"]:
         found.append(f"entropy fell to {row['entropy']:.3f} nats from {start['entropy']:.3f}")
     if row["kl"] > 1.0:

@@ -14,7 +14,8 @@ import pytest
 
 from seedkit.envs import make, spread
 from seedkit.envs.base import data_dir
-from seedkit.envs.household_policy import analyzer_accuracy, arms, examine, teach_repeatedly
+from seedkit.envs.household_policy import ORGANISM
+from seedkit.envs.tiny import analyzer_accuracy, arms, examine, teach_repeatedly
 from seedkit.policy import load_policy
 from seedkit.rollout import collect
 
@@ -34,7 +35,7 @@ def recorded(panel) -> dict[str, np.ndarray]:
     """Success by game of `valid_unseen`, an arm each, T = 0.4."""
     lines = map(json.loads, (FOLDER / "measured.jsonl").read_text(encoding="utf-8").splitlines())
     found = {line["name"]: np.array([int(c) for c in line["successes"]]) for line in lines}
-    assert list(found) == [*ARMS, TAUGHT] and list(arms(panel)) == ARMS
+    assert list(found) == [*ARMS, TAUGHT] and list(arms(ORGANISM, panel)) == ARMS
     assert all(set(row) == {0, 1} and len(row) == len(panel) >= 200 for row in found.values())
     return found
 
@@ -42,7 +43,7 @@ def recorded(panel) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def found():
     """Some games an arm; analyzer and play before Stage 1, and as committed after it."""
-    return examine(load_policy("household-tiny"), [load_policy("household-tiny-stage1")], count=PLAYED)
+    return examine(ORGANISM, load_policy("household-tiny"), [load_policy("household-tiny-stage1")], count=PLAYED)
 
 
 @pytest.mark.parametrize("name", [*ARMS, TAUGHT])
@@ -86,7 +87,7 @@ def test_after_stage1_the_analyzer_names_the_right_workflow(found):
 @pytest.mark.slow
 def test_all_games_go_as_recorded(recorded):
     """Two points for another machine's arithmetic."""
-    found = examine(load_policy("household-tiny"), [load_policy("household-tiny-stage1")])
+    found = examine(ORGANISM, load_policy("household-tiny"), [load_policy("household-tiny-stage1")])
     assert min(found["analyzer"]["after"][0].values()) >= 0.85
     for result in [*found["arms"].values(), *found["after stage 1"]]:
         assert abs(np.mean(result.successes[0]) - recorded[result.name].mean()) <= 0.02, result.name
@@ -95,10 +96,10 @@ def test_all_games_go_as_recorded(recorded):
 @pytest.mark.slow
 def test_stage1_makes_such_a_policy_again(panel):
     """The card has two runs, LOG.md more seeds on fresh games."""
-    (again,) = teach_repeatedly(load_policy("household-tiny"), 1)
+    (again,) = teach_repeatedly(ORGANISM, load_policy("household-tiny"), 1)
     committed = load_policy("household-tiny-stage1")
     probe = collect(committed, make("household"), panel, seed=1)
-    assert min(analyzer_accuracy(again, probe).values()) >= 0.85
+    assert min(analyzer_accuracy(make("household"), again, probe).values()) >= 0.85
     print("to the last bit:", again.version == committed.version)
 
 

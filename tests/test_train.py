@@ -37,6 +37,7 @@ from seedkit.train import (
     imitate,
     read_run,
     rewards_of,
+    rollout_metrics,
     stage1,
     stage2,
 )
@@ -445,6 +446,21 @@ def test_invalid_actions_cost(env, tasks):
     assert rewards_of([broken], 0.01).tolist() == pytest.approx([0.99])
 
 
+def test_groups_that_the_penalty_alone_tells_apart_are_counted(env, tasks):
+    """Four pairs: both fail, one more validly; both fail alike; one wins; both win, one more validly."""
+    (one,) = collect(tiny(), env, tasks[:1], max_steps=2)
+    fair, foul = ([replace(turn, valid=valid) for turn in one.turns] for valid in (True, False))
+    lost, lost_foul, won, won_foul = (
+        replace(one, turns=tuple(turns), reward=reward) for reward in (0.0, 1.0) for turns in (fair, foul)
+    )
+    episodes = [lost, lost_foul, lost, lost, won, lost_foul, won, won_foul]
+    groups = [0, 0, 1, 1, 2, 2, 3, 3]
+    row = rollout_metrics(episodes, rewards_of(episodes, 0.01), groups)
+    assert (row["degenerate_groups"], row["penalty_groups"]) == (1, 2)
+    row = rollout_metrics(episodes, rewards_of(episodes, 0.0), groups)
+    assert (row["degenerate_groups"], row["penalty_groups"]) == (3, 0)
+
+
 def test_alarms_name_each_sign_of_collapse():
     fine = {"entropy": 1.0, "kl": 0.0, "grad_norm": 1.0, "behaviour_gap": 0.0, "supervised": 1.0, "abs_shift": 0.1}
     fine |= {"skills": {"ok": 8}, "success": 0.5}
@@ -463,9 +479,11 @@ def test_alarms_name_each_sign_of_collapse():
     assert alarms(fine | {"supervised": 0.25, "skills": {"ok": 2, LEFT_OUT: 6}}, [fine]) == []  # as was asked for
     lost = fine | {"success": 0.0}
     assert alarms(lost, [fine] * 10) == alarms(lost, [fine] * 10 + [lost] * 3) == []  # 45 and 30 %: noise so far
-    assert alarms(lost, [fine] * 10 + [lost] * 4) == [
-        "success fell to 25% of the last ten updates' episodes from 50%"
+    assert alarms(lost | {"penalty_groups": 3}, [fine] * 10 + [lost] * 4) == [
+        "success fell to 25% of the last ten updates' episodes from 50%",
+        "no success in five updates; the penalty for invalid actions alone tells 3 groups apart",
     ]
+    assert len(alarms(lost, [lost] * 4)) == 1 and alarms(lost, [lost] * 3) == alarms(fine, [lost] * 4) == []
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,9 @@ def build_policy(name: str, out: Path) -> None:
     recipes = [known for known in NAMES if (Path(__file__).parent / f"{known}_policy.py").exists()]
     if name not in recipes:
         raise EnvError(f"no recipe for a policy of the environment {name!r}; there is one for {', '.join(recipes)}")
-    import_module(f"{__name__}.{name}_policy").build_policy(out)
+    from seedkit.envs import tiny
+
+    tiny.build_policy(name, out)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,13 +10,14 @@ panels. Leaves out: paraphrases, yes/no questions, chains longer than two.
 from __future__ import annotations
 
 import functools
+import random
 import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain, cycle, islice
 from typing import Any, NamedTuple
 
-from seedkit.envs.base import data_dir, write_panel
+from seedkit.envs.base import data_dir, read_panel, write_panel
 from seedkit.envs.search_corpus import embedded, facts, words
 from seedkit.types import Task, digest
 
@@ -105,6 +106,24 @@ def questions() -> dict[str, list[Task]]:
                 panels[split].append(Task(name, "search", split, kind, spec))
                 asked |= set(chosen.names) if split == "train" else set()
     return panels
+
+
+def training_questions(count: int, seed: int) -> Iterator[Task]:
+    """Other questions about training's countries and elements, kinds in turn, none of a committed panel's."""
+    rng, env = random.Random(seed), "search"
+    asked = {t.spec["question"] for s in COUNTS for t in read_panel(data_dir() / env / f"{s}.jsonl", env)}
+    pools = {kind: _training_pools(kind) for kind in KINDS}
+    for kind in islice(cycle(KINDS), count):
+        chosen = rng.choice(rng.choice(pools[kind]))
+        while chosen.question in asked:
+            chosen = rng.choice(rng.choice(pools[kind]))
+        spec = {"question": chosen.question, "answers": [chosen.answer]}
+        yield Task(f"{kind}-{digest(chosen.question, 8)}", env, "train", kind, spec)
+
+
+@functools.cache
+def _training_pools(kind: str) -> list[list[_Candidate]]:
+    return [found for pool in _candidates(kind, None) if (found := [c for c in pool if not c.unseen])]
 
 
 def _in_turn(pools: list[list[_Candidate]], used: set[str]) -> Iterator[_Candidate]:

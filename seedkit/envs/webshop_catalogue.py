@@ -42,8 +42,8 @@ def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-_BRANDS = _words("Acme Nova Orbit Summit Delta Harbor Meadow Pioneer Willow Falcon Comet Anchor")
-_CALLS = _words(  # a product's id is one of these and a number: short to copy, easy to tell apart on a page
+BRANDS = _words("Acme Nova Orbit Summit Delta Harbor Meadow Pioneer Willow Falcon Comet Anchor")
+CALLS = _words(  # a product's id is one of these and a number: short to copy, easy to tell apart on a page
     "ALPHA BRAVO CHARLIE DELTA ECHO FOXTROT GOLF HOTEL INDIA JULIET KILO LIMA MIKE "
     "OSCAR PAPA QUEBEC ROMEO SIERRA TANGO UNIFORM VICTOR WHISKEY XRAY YANKEE ZULU"
 )
@@ -129,11 +129,11 @@ def unseen_pair(shelf: Shelf, need: str, value: str) -> bool:
 
 
 @functools.cache
-def _made() -> tuple[list[dict], dict[str, dict], list[dict], dict[str, list[tuple[str, dict]]]]:
+def _made(seed: int = SEED) -> tuple[list[dict], dict[str, dict], list[dict], dict[str, list[tuple[str, dict]]]]:
     """Product rows, attribute rows, review rows, and (kind, spec without catalogue) by split."""
     families = []
     for number, (kind, shelf) in enumerate(SHELVES.items()):
-        draw = _Draw([SEED, kind])
+        draw = _Draw([seed, kind])
         cells = [(m, h, need) for m in shelf.modifiers for h in shelf.heads for need in shelf.needs]
         seen = draw.order(c for c in cells if not unseen_type(shelf, *c[:2]))
         unseen = draw.order(c for c in cells if unseen_type(shelf, *c[:2]))
@@ -142,8 +142,8 @@ def _made() -> tuple[list[dict], dict[str, dict], list[dict], dict[str, list[tup
         for split, free in splits.items():
             families += [(split, kind, cell) for cell in free[: counts[split]]]
     products, attributes, reviews, tasks = [], {}, [], {split: [] for split in COUNTS}
-    for split, kind, cell in _Draw([SEED, "families"]).order(families):
-        rows, goal = _family(kind, cell, split == "valid_unseen", _Draw([SEED, kind, cell]))
+    for split, kind, cell in _Draw([seed, "families"]).order(families):
+        rows, goal = _family(kind, cell, split == "valid_unseen", _Draw([seed, kind, cell]))
         asins = [_asin(len(products) + n) for n in range(len(rows))]
         for asin, (row, known, review) in zip(asins, rows, strict=True):
             products.append({"asin": asin, **row})
@@ -155,8 +155,8 @@ def _made() -> tuple[list[dict], dict[str, dict], list[dict], dict[str, list[tup
 
 def _asin(n: int) -> str:
     """The id of the n-th product: neighbours get unlike ones."""
-    n = n * 1033 % (90 * len(_CALLS))  # 1033 has no divisor in common with 2,250
-    return f"{_CALLS[n % len(_CALLS)]}-{10 + n // len(_CALLS)}"
+    n = n * 1033 % (90 * len(CALLS))  # 1033 has no divisor in common with 2,250
+    return f"{CALLS[n % len(CALLS)]}-{10 + n // len(CALLS)}"
 
 
 def _family(kind: str, cell: tuple[str, str, str], unseen: bool, draw: _Draw) -> tuple[list[tuple], dict[str, Any]]:
@@ -176,7 +176,7 @@ def _family(kind: str, cell: tuple[str, str, str], unseen: bool, draw: _Draw) ->
     level = 10 * (1 + (shelf.modifiers.index(modifier) * 3 + shelf.heads.index(head)) % 4)
     bound = float(level + draw.one((20, 30, 30, 40, 40, 40)))  # the larger of two of the next four multiples of 10
     wrong = draw.order(n for n in shelf.needs if n not in (need, other))
-    brands = draw.order(_BRANDS)
+    brands = draw.order(BRANDS)
     rows = []
     for n in range(3):
         target = n == place
@@ -217,15 +217,15 @@ def _family(kind: str, cell: tuple[str, str, str], unseen: bool, draw: _Draw) ->
     }
 
 
-def made_rows() -> tuple[list[dict], dict[str, dict], list[dict]]:
+def made_rows(seed: int = SEED) -> tuple[list[dict], dict[str, dict], list[dict]]:
     """The made catalogue in the official format: `items_shuffle`, `items_ins_v2` and `reviews`."""
-    return _made()[:3]
+    return _made(seed)[:3]
 
 
-def made_tasks(split: str, catalogue: str) -> list[Task]:
+def made_tasks(split: str, catalogue: str, seed: int = SEED) -> list[Task]:
     """The tasks of a split; `catalogue` is the name of the catalogue that they are played in."""
     tasks = []
-    for kind, goal in _made()[3][split]:
+    for kind, goal in _made(seed)[3][split]:
         spec = {"catalogue": catalogue, **goal}
         tasks.append(Task(f"{kind}-{digest(spec)}", "webshop", split, kind, spec))
     return tasks

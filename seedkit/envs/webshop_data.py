@@ -88,11 +88,11 @@ def clean(text: str) -> str:
 
 
 @functools.cache
-def made() -> Catalogue:
-    """The made catalogue; its tasks lie in the committed panels."""
-    from seedkit.envs.webshop_catalogue import made_rows  # here, so that it can also be run with `python -m`
+def made(seed: int | None = None) -> Catalogue:
+    """The made catalogue, whose tasks lie in the committed panels, or another one that chance makes of a seed."""
+    from seedkit.envs.webshop_catalogue import SEED, made_rows  # here, so that it can also be run with `python -m`
 
-    products, attributes, reviews = made_rows()
+    products, attributes, reviews = made_rows(SEED if seed is None else seed)
     name = f"made-{digest([products, attributes, reviews])}"
     return Catalogue(name, _products(products, attributes, reviews, (name, name, name)), {})
 

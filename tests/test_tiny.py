@@ -1,0 +1,128 @@
+"""The organisms' words, demonstrations and renamings: a policy is trained on what it will meet, and on no more."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from seedkit.envs import make
+from seedkit.envs.search_questions import parse_question
+from seedkit.envs.tiny import CONDITIONS, Recipe, demonstrations, make_policy, organism, train, weigh
+from seedkit.envs.webshop_catalogue import SHELVES, unseen_pair, unseen_type
+from seedkit.envs.webshop_skills import parse_goal
+
+NAMES = ("household", "search", "webshop")
+UNKNOWN = 1
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def made(request):
+    return organism(request.param)
+
+
+@pytest.fixture(scope="module")
+def shown(made):
+    """(policy, demonstrations) of 24 tasks, under four conditions each."""
+    policy = make_policy(made)
+    shows = demonstrations(made, policy, made.play(False), made.games(24, 5, False), 96, 5)
+    return policy, list(shows)
+
+
+def test_every_word_is_known(shown):
+    policy, shows = shown
+    for show in shows:
+        for turn in show.trajectory.turns:
+            assert UNKNOWN not in policy.encode(turn.observation), turn.observation
+            assert UNKNOWN not in turn.response_ids, turn.action
+        assert UNKNOWN not in policy.encode(show.trajectory.skill.episode if show.trajectory.skill else "")
+        assert UNKNOWN not in policy.encode(show.trajectory.final_observation)
+
+
+def test_a_command_means_the_same_in_its_tokens(made, shown):
+    """Decoded commands, with the spaces and without the capitals that tokens leave, go as the player's own did."""
+    policy, shows = shown
+    env = made.play(False)
+    for show in shows[:24]:
+        trajectory = show.trajectory
+        env.reset(trajectory.task)
+        for turn, text in zip(trajectory.turns, [*(t.observation for t in trajectory.turns[1:]), ""], strict=True):
+            after = env.step(policy.decode(turn.response_ids) if turn.valid else turn.action)
+            assert not text or after.text == text, turn.action
+        assert after.text == trajectory.final_observation and after.success == trajectory.success
+
+
+def test_the_right_skill_is_followed_and_a_wrong_one_too(shown):
+    _, shows = shown
+    won = {c: [s.trajectory.success for s in shows[n::4]] for n, c in enumerate(CONDITIONS)}
+    share = {c: sum(successes) / len(successes) for c, successes in won.items()}
+    assert share["right"] >= 0.75 and share["wrong"] <= 0.2, share
+    assert share["right"] - 0.25 >= share["none"] >= 0.1, share
+    for n, show in enumerate(shows):
+        assert (show.trajectory.skill is None) == (CONDITIONS[n % 4] == "none")
+
+
+def test_training_tasks_are_none_of_a_panel(made):
+    env = make(made.env)
+    panels = {
+        str(sorted(t.spec.items(), key=str)) for s in ("train", "valid_seen", "valid_unseen") for t in env.panel(s)
+    }
+    tasks = list(made.games(200, 9, False))
+    assert len(tasks) == 200 and {t.kind for t in tasks} == set(made.kinds)
+    assert not panels & {str(sorted(t.spec.items(), key=str)) for t in tasks}
+    assert [t.id for t in made.games(20, 9, False)] == [t.id for t in made.games(20, 9, False)]
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_renamed_texts_differ_in_names_alone(made, shown, few):
+    policy, shows = shown
+    rng = random.Random(1)
+    changed = 0
+    for show in shows:
+        text = weigh(made, policy, show, made.recipe)
+        assert len(text.weights) == len(text.ids)
+        renamed = made.rename(policy, text, few, rng)
+        pairs = set(zip(text.ids, renamed, strict=True))
+        assert len({a for a, _ in pairs}) == len({b for _, b in pairs}) == len(pairs)  # one name, one other
+        kept = {a for a, b in pairs if a == b}
+        assert {policy.end_id, *policy.encode("."), *policy.encode(made.skills.PLACEBOS[0])} & set(text.ids) <= kept
+        changed += len(pairs) - len(kept)
+    assert changed > 2 * len(shows)
+
+
+def test_questions_for_training_are_about_training_s_names():
+    unseen = {name for t in make("search").panel("valid_unseen") for name in parse_question(t.spec["question"]).names}
+    for task in organism("search").games(300, 4, False):
+        assert not unseen & set(parse_question(task.spec["question"]).names)
+
+
+def test_no_renamed_shopping_goal_is_held_out():
+    made = organism("webshop")
+    policy, rng = make_policy(made), random.Random(0)
+    shows = demonstrations(made, policy, made.play(False), made.games(20, 3, False), 80, 3)
+    for show in shows:
+        text = weigh(made, policy, show, made.recipe)
+        first = policy.decode(
+            made.rename(policy, text, False, rng)[2 : 2 + len(policy.encode(show.trajectory.turns[0].observation))]
+        )
+        shelf = SHELVES[show.trajectory.task.kind]
+        words = first.removeprefix("instruction: find me ").split(" , ")
+        assert not unseen_type(shelf, *words[0].split()), first
+        wish = parse_goal("Instruction: " + show.trajectory.task.spec["instruction"])
+        needs = words[1 : 1 + len(wish.needs)]
+        values = [w.split(" : ")[1] for w in words if " : " in w]
+        assert len(values) == len(wish.options)
+        assert not any(unseen_pair(shelf, need, value) for need in needs for value in values), first
+
+
+def test_training_goes_the_same_way_twice():
+    """Two workers, some steps from each part of the recipe; the loss falls."""
+    recipe = Recipe(easy=24, full=48, steps=12, batch_tokens=2048, renamed=1.0)
+    first, second = (train("search", recipe, workers=2) for _ in range(2))
+    assert first.version == second.version != make_policy(organism("search"), seed=recipe.seed).version
+    shown = next(
+        iter(demonstrations(organism("search"), first, make("search"), organism("search").games(1, 1, False), 1, 1))
+    )
+    sample = first.lay_out(shown.trajectory)
+    untrained = make_policy(organism("search"), seed=recipe.seed)
+    assert first.token_logprobs([sample])[0].mean() > untrained.token_logprobs([sample])[0].mean() + 0.3
