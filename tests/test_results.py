@@ -55,17 +55,22 @@ def test_recorded_results_are_of_what_is_here(path):
         assert {len(values) for values in outcome.curves.values()} <= {updates}
 
 
-def test_the_run_of_smollm2_is_of_what_is_here():
-    """Its start is no file of ours, its games are made by notebook 11; arms and games are held here."""
-    outcomes = read_results(data_dir() / "results" / "smollm2" / "run.jsonl")
+@pytest.mark.parametrize("name", ["run", "first-run"])
+def test_the_runs_of_smollm2_are_of_what_is_here(name):
+    """Their starts are no files of ours, their games are made by notebook 11; arms and games are held here."""
+    outcomes = read_results(data_dir() / "results" / "smollm2" / f"{name}.jsonl")
     protocol = outcomes[0].final.protocol["training"]
-    for name, split, count, seed in (("train", "train", 48, 4), ("test", "valid_unseen", 36, 1)):
+    for part, split, count, seed in (("train", "train", 48, 4), ("test", "valid_unseen", 36, 1)):
         games = [household_task(split, spec, []) for spec in sample_specs(split, count, seed, **EASY)]
-        assert panel_hash(games) == protocol[name]["panel"]
+        assert panel_hash(games) == protocol[part]["panel"]
     for outcome in outcomes:
         assert Arm.parse(outcome.arm).settings == outcome.settings, outcome.arm
-    episodes = read_trajectories(data_dir() / "results" / "smollm2" / "episodes.jsonl")
-    assert [t.success for t in episodes] == [True, False, False, False, False, False]
+
+
+@pytest.mark.parametrize(("name", "won"), [("episodes", "001010"), ("first-episodes", "100000")])
+def test_episodes_of_smollm2_end_as_the_notebook_says(name, won):
+    episodes = read_trajectories(data_dir() / "results" / "smollm2" / f"{name}.jsonl")
+    assert "".join(str(int(t.success)) for t in episodes) == won
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
-"""The embedded policy is what its card says: mediocre, helped by the right skill, and by nothing else.
+"""The embedded policies are what their cards say: mediocre, helped by the right skill, and by nothing else.
 
-The card's 216 games an arm are recorded game by game (`measured.jsonl`). Some of them are played again here and
-go as recorded; the whole is a slow test.
+A card's 216 tasks an arm are recorded task by task (`measured.jsonl`). Some of them are played again here and go as
+recorded; the whole is a slow test.
 """
 
 from __future__ import annotations
@@ -14,36 +14,45 @@ import pytest
 
 from seedkit.envs import make, spread
 from seedkit.envs.base import data_dir
-from seedkit.envs.household_policy import ORGANISM
-from seedkit.envs.tiny import analyzer_accuracy, arms, examine, teach_repeatedly
+from seedkit.envs.tiny import Organism, analyzer_accuracy, arms, examine, organism, teach_repeatedly
 from seedkit.policy import load_policy
 from seedkit.rollout import collect
 
-FOLDER = data_dir() / "policies" / "household-tiny"
-PLAYED = 48  # of 216 games, eight a kind
+NAMES = [p.name.removesuffix("-tiny") for p in sorted((data_dir() / "policies").glob("*-tiny"))]
+PLAYED = 48  # of 216 tasks, kinds in equal shares
 ARMS = ["unprompted", "right skill", "another kind's skill", "text without advice", "wrong skill"]
 TAUGHT = "unprompted, after Stage 1, run 1"
 
 
-@pytest.fixture(scope="module")
-def panel():
-    return make("household").panel("valid_unseen")
+@pytest.fixture(scope="module", params=NAMES)
+def made(request) -> Organism:
+    return organism(request.param)
 
 
 @pytest.fixture(scope="module")
-def recorded(panel) -> dict[str, np.ndarray]:
-    """Success by game of `valid_unseen`, an arm each, T = 0.4."""
-    lines = map(json.loads, (FOLDER / "measured.jsonl").read_text(encoding="utf-8").splitlines())
+def panel(made):
+    return make(made.env).panel("valid_unseen")
+
+
+@pytest.fixture(scope="module")
+def folder(made):
+    return data_dir() / "policies" / f"{made.env}-tiny"
+
+
+@pytest.fixture(scope="module")
+def recorded(made, panel, folder) -> dict[str, np.ndarray]:
+    """Success by task of `valid_unseen`, an arm each, T = 0.4."""
+    lines = map(json.loads, (folder / "measured.jsonl").read_text(encoding="utf-8").splitlines())
     found = {line["name"]: np.array([int(c) for c in line["successes"]]) for line in lines}
-    assert list(found) == [*ARMS, TAUGHT] and list(arms(ORGANISM, panel)) == ARMS
+    assert list(found)[: len(ARMS) + 1] == [*ARMS, TAUGHT] and list(arms(made, panel)) == ARMS
     assert all(set(row) == {0, 1} and len(row) == len(panel) >= 200 for row in found.values())
     return found
 
 
 @pytest.fixture(scope="module")
-def found():
-    """Some games an arm; analyzer and play before Stage 1, and as committed after it."""
-    return examine(ORGANISM, load_policy("household-tiny"), [load_policy("household-tiny-stage1")], count=PLAYED)
+def found(made, folder):
+    """Some tasks an arm; analyzer and play before Stage 1, and as committed after it."""
+    return examine(made, load_policy(folder), [load_policy(f"{made.env}-tiny-stage1")], count=PLAYED)
 
 
 @pytest.mark.parametrize("name", [*ARMS, TAUGHT])
@@ -77,35 +86,35 @@ def test_stage1_does_not_cost_play(recorded):
     assert recorded[TAUGHT].mean() >= recorded["unprompted"].mean() - 0.05
 
 
-def test_after_stage1_the_analyzer_names_the_right_workflow(found):
+def test_after_stage1_the_analyzer_names_the_right_workflow(made, found):
     before, (after,) = found["analyzer"]["before"], found["analyzer"]["after"]
-    assert set(after) == {"clean", "cool", "heat", "look", "pick", "two"}
+    assert set(after) == set(made.kinds)
     assert min(after.values()) >= 0.85, after
-    assert sum(before.values()) / 6 < 0.5  # otherwise Stage 1 would have nothing to teach
+    assert sum(before.values()) / len(before) < 0.5  # otherwise Stage 1 would have nothing to teach
 
 
 @pytest.mark.slow
-def test_all_games_go_as_recorded(recorded):
+def test_all_games_go_as_recorded(made, folder, recorded):
     """Two points for another machine's arithmetic."""
-    found = examine(ORGANISM, load_policy("household-tiny"), [load_policy("household-tiny-stage1")])
+    found = examine(made, load_policy(folder), [load_policy(f"{made.env}-tiny-stage1")])
     assert min(found["analyzer"]["after"][0].values()) >= 0.85
     for result in [*found["arms"].values(), *found["after stage 1"]]:
         assert abs(np.mean(result.successes[0]) - recorded[result.name].mean()) <= 0.02, result.name
 
 
 @pytest.mark.slow
-def test_stage1_makes_such_a_policy_again(panel):
-    """The card has two runs, LOG.md more seeds on fresh games."""
-    (again,) = teach_repeatedly(ORGANISM, load_policy("household-tiny"), 1)
-    committed = load_policy("household-tiny-stage1")
-    probe = collect(committed, make("household"), panel, seed=1)
-    assert min(analyzer_accuracy(make("household"), again, probe).values()) >= 0.85
+def test_stage1_makes_such_a_policy_again(made, folder, panel):
+    """The cards have two runs, LOG.md more seeds on fresh games."""
+    (again,) = teach_repeatedly(made, load_policy(folder), 1)
+    committed = load_policy(f"{made.env}-tiny-stage1")
+    probe = collect(committed, make(made.env), panel, seed=1)
+    assert min(analyzer_accuracy(make(made.env), again, probe).values()) >= 0.85
     print("to the last bit:", again.version == committed.version)
 
 
-def test_the_card_is_true(recorded):
-    card = (FOLDER / "README.md").read_text(encoding="utf-8")
-    policy = load_policy("household-tiny")
+def test_the_card_is_true(folder, recorded):
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    policy = load_policy(folder)
     assert f"`{policy.version}`" in card
     size = sum(p.numel() for p in policy.model.parameters())
     assert f"{size:,} parameters" in card and 1e6 <= size <= 3e6
@@ -114,6 +123,6 @@ def test_the_card_is_true(recorded):
         assert abs(float(figure) - 100 * recorded[name].mean()) <= 0.05, name
 
 
-def test_it_is_small_and_safe():
-    assert (FOLDER / "model.safetensors").stat().st_size <= 8 * 2**20
-    assert not [p for p in FOLDER.iterdir() if p.suffix in (".bin", ".pt", ".pkl", ".pth")]
+def test_it_is_small_and_safe(folder):
+    assert (folder / "model.safetensors").stat().st_size <= 8 * 2**20
+    assert not [p for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pkl", ".pth")]
