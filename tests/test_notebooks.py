@@ -1,5 +1,7 @@
 """Notebooks keep their form: small cells, a first cell that says what to expect, nothing that can stall a run."""
 
+import ast
+import importlib
 import json
 import re
 from pathlib import Path
@@ -34,3 +36,14 @@ def test_no_control_draws_before_it_is_used(notebook):
     # may then wait for its whole timeout; `interact_manual` draws at the press of its button.
     sources = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [source for source in sources if re.search(r"\b(interact|interactive|interactive_output)\(", source)] == []
+
+
+def test_what_is_imported_is_there(notebook):
+    """Also in a notebook that is too long to be run with the others."""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            lines = [line for line in "".join(cell["source"]).splitlines() if not line.startswith(("%", "!"))]
+            for node in ast.walk(ast.parse("\n".join(lines))):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("seedkit"):
+                    module = importlib.import_module(node.module or "")
+                    assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == [], node.module

@@ -195,7 +195,8 @@ class Answers(nn.Module):
     def __init__(self, logits):
         super().__init__()
         self.logits = torch.tensor(logits)
-        self.config = type("Config", (), {"max_position_embeddings": 64, "vocab_size": len(logits)})()
+        sizes = {"vocab_size": len(logits), "hidden_size": 1, "num_hidden_layers": 1}
+        self.config = type("Config", (), {"max_position_embeddings": 64} | sizes)()
         self.device, self.dtype = self.logits.device, self.logits.dtype
         self.asked = []
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -126,3 +130,33 @@ def test_training_goes_the_same_way_twice():
     sample = first.lay_out(shown.trajectory)
     untrained = make_policy(organism("search"), seed=recipe.seed)
     assert first.token_logprobs([sample])[0].mean() > untrained.token_logprobs([sample])[0].mean() + 0.3
+
+
+def test_a_killed_build_leaves_no_worker_behind():
+    code = "from seedkit.envs.tiny import *; train('search', Recipe(easy=24, full=24, steps=10**6, batch_tokens=512))"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as build:
+        assert build.stderr is not None
+        seen = ""
+        while "training:" not in seen:
+            seen += build.stderr.read(1)
+        children = Path(f"/proc/{build.pid}/task/{build.pid}/children").read_text().split()
+        assert len(children) >= 2
+        build.kill()
+    deadline = time.monotonic() + 60
+    while [pid for pid in children if Path(f"/proc/{pid}").exists()] and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert [pid for pid in children if Path(f"/proc/{pid}").exists()] == []
+
+
+def test_of_passages_only_repeated_names_are_read():
+    """A name's first occurrence cannot be known; the words of the templates soon are, and teach nothing."""
+    made = organism("search")
+    policy = make_policy(made)
+    text = (
+        "Doc 1(Title: Uganda) Uganda is a country in Africa. Its main language is Swahili. Doc 2(Title: Swahili) zz"
+    )
+    ids = policy.encode(text)
+    words = [policy.decode([i]) for i in ids]
+    found = [word for word, read in zip(words, made.reads(ids), strict=True) if read]
+    assert found == ["uganda", "swahili"]
+    assert all(organism("household").reads(ids))

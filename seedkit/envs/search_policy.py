@@ -1,7 +1,7 @@
-"""What `search-tiny` is made of: the words of questions, passages and skills, and pieces of names.
+"""What `search-tiny` is made of: the words of questions, passages, skills and of all names in the corpus.
 
-A name that it has never seen (any of the held-out panel's) can only be copied, out of the question or a passage. So
-copying is all it can learn of names: in every training text their pieces are exchanged for others at random.
+What a name stands for is nothing that it should know, least of all for the held-out panel's: the answer stands in a
+passage. So it can learn to copy names and nothing else: in every training text their words are exchanged at random.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import functools
 import random
 import re
+import string
 import unicodedata
-from collections import Counter
-from itertools import product
+from collections.abc import Sequence
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -26,10 +26,6 @@ from seedkit.envs.search_text import OPENING
 from seedkit.envs.tiny import SPECIAL, Organism, Recipe, Text
 from seedkit.policy import Policy
 
-PIECES, LONGEST = 800, 4
-"""Pieces that names are made of beside single letters, and letters of the longest."""
-FEW = 120
-"""Pieces that names are made of in the reading steps, where a text has no more."""
 TAGS = [f"<{slash}{tag}>" for tag in ("search", "answer", "information") for slash in ("", "/")]
 PHRASES = [
     OPENING,
@@ -58,7 +54,7 @@ def _plain(text: str) -> str:
 
 @functools.cache
 def _vocabulary() -> tuple[str, list[str], list[str]]:
-    """(expression that splits text, words and phrases of the templates, pieces of names: `##` goes on a word)."""
+    """(expression that splits text, words and phrases of the templates, words of names, then letters for others)."""
     phrases = sorted({p for p in map(_plain, PHRASES) if p and not p.isalnum()}, key=lambda p: (-len(p), p))
     bounds = [(r"\b" * p[0].isalnum(), p, r"\b" * p[-1].isalnum()) for p in phrases]
     pattern = "|".join(begin + re.escape(p) + end for begin, p, end in bounds) + r"|\w+|[^\w\s]"
@@ -67,18 +63,12 @@ def _vocabulary() -> tuple[str, list[str], list[str]]:
     words |= {f"{mark}{n}" for n in range(10) for mark in ("", "##")}
     values = [_plain(v) for fact in facts() for v in fact.values() if isinstance(v, str)]
     names = {w for v in values for w in re.findall(r"[^\W\d_]+", v)}
-    saved = Counter[str]()  # characters that a piece saves, over all names
-    for w in sorted(names):
-        for begin, length in product(range(len(w)), range(2, LONGEST + 1)):
-            if begin + length <= len(w):
-                saved["##" * (begin > 0) + w[begin : begin + length]] += length - 1
-    pieces = {piece for piece, _ in sorted(saved.items(), key=lambda found: (-found[1], found[0]))[:PIECES]}
-    pieces |= {mark + letter for w in names for letter in w for mark in ("", "##")}
-    return pattern, sorted(words), sorted(pieces - words)
+    letters = {mark + letter for letter in string.ascii_lowercase for mark in ("", "##")}
+    return pattern, sorted(words | letters), sorted(names - words - letters)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Set phrases and words of the templates, a token each; all else in pieces."""
+    """Set phrases and words of the templates, and words of names, a token each; other words letter by letter."""
     pattern, words, pieces = _vocabulary()
     vocabulary = {w: n for n, w in enumerate([*SPECIAL, *words, *pieces])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>", max_input_chars_per_word=200))
@@ -90,19 +80,32 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     return tiny.special_tokens(tokenizer)
 
 
+@functools.cache
+def _first_name() -> int:
+    return len(SPECIAL) + len(_vocabulary()[1])
+
+
+def repeated(ids: Sequence[int]) -> list[bool]:
+    """Which tokens are words of names that a text has had before: the others cannot be known."""
+    known: set[int] = set()
+    found = []
+    for i in ids:
+        found.append(i in known)
+        if i >= _first_name():
+            known.add(i)
+    return found
+
+
 def rename(policy: Policy, text: Text, few: bool, rng: random.Random) -> list[int]:
-    """The text with the pieces of its names exchanged, each for another of its sort, out of all or of a few."""
-    _, words, pieces = _vocabulary()
-    first = len(SPECIAL) + len(words)
-    going_on = [piece.startswith("##") for piece in pieces]
-    swap: dict[int, int] = {}
-    for sort in (True, False):
-        ids = [first + n for n, goes_on in enumerate(going_on) if goes_on == sort]
-        present = sorted(set(text.ids) & set(ids))
-        drawn = rng.sample(ids[: max(FEW, len(present))] if few else ids, len(present))
-        swap |= zip(present, drawn, strict=True)
+    """The text with the words of its names exchanged for others, out of all or of a few."""
+    first, count = _first_name(), len(_vocabulary()[2])
+    present = sorted({i for i in text.ids if i >= first})
+    drawn = rng.sample(range(max(RECIPE.first_names, len(present)) if few else count), len(present))
+    swap = {old: first + new for old, new in zip(present, drawn, strict=True)}
     return [swap.get(i, i) for i in text.ids]
 
+
+RECIPE = Recipe(renamed=1.0, first_names=64, few_share=0.0, reading_share=1.0, reading_weight=1.0)
 
 ORGANISM = Organism(
     env="search",
@@ -115,7 +118,10 @@ ORGANISM = Organism(
     games=lambda count, seed, easy: training_questions(count, seed),
     play=lambda easy: Search(topk=1 if easy else 3),
     rename=rename,
+    reads=repeated,
     max_steps=4,
+    width=128,
+    drawn=len(_vocabulary()[2]),
     decided=2,
     told="""\
 **Data.** Questions of `seedkit.envs.search_questions.training_questions` about training's countries and elements,
@@ -124,5 +130,5 @@ random. A quarter of the episodes each: no skill and an irrelevant one (the play
 (followed), a wrong one (followed).
 
 **Licence.** Apache-2.0, as the repository; the sources of the facts are in data/search/README.md.""",
-    recipe=Recipe(renamed=1.0),
+    recipe=RECIPE,
 )

@@ -53,7 +53,7 @@ class Recipe:
     renamed: float = 0.8
     """Chance that objects trade names in a text, anew at each use: a name must be read, it cannot be remembered."""
     first_names: int = 16
-    """Names that objects trade in the reading steps: telling a few apart is learnt sooner, then extends to all."""
+    """How many are few: telling those apart is learnt sooner, then extends to all."""
     steps: int = 1700
     """Gradient steps."""
     easy_share: float = 0.15
@@ -61,6 +61,8 @@ class Recipe:
     reading_share: float = 0.3
     """Share of the steps, at the start, in which what the game says is learnt too. Left out after that on the
     suspicion that its surprises drown the commands; not tested by itself (LOG.md)."""
+    few_share: float = 0.3
+    """Share of the steps, at the start, in which few names are drawn."""
     batch_tokens: int = 8192
     """Padded tokens a step, over all workers."""
     matrix_lr: float = 0.02
@@ -103,6 +105,12 @@ class Organism:
     told: str
     """What the card says of the data and the licence."""
     recipe: Recipe = Recipe()
+    reads: Callable[[Sequence[int]], Sequence[bool]] = lambda ids: [True] * len(ids)
+    """Which tokens of a text are learnt where they are the game's words, in the reading steps."""
+    drawn: int = 0
+    """Tokens at the end of the vocabulary whose embeddings stay as they are drawn, at length 2: too many to learn."""
+    width: int = 160
+    """Of the hidden layers; 32 of it to an attention head."""
     decided: int = 1
     """Tokens at the start of a command in which the decision lies."""
 
@@ -125,10 +133,13 @@ def special_tokens(tokenizer: Any) -> PreTrainedTokenizerFast:
     )
 
 
-def make_policy(made: Organism, *, width: int = 160, layers: int = 4, heads: int = 5, seed: int = 0) -> Policy:
-    """An untrained policy of the organism's words."""
+def make_policy(
+    made: Organism, *, width: int | None = None, layers: int = 4, heads: int | None = None, seed: int = 0
+) -> Policy:
+    """An untrained policy of the organism's words; width and heads are the organism's where None."""
     torch.manual_seed(seed)
     tokenizer = made.tokenizer()
+    width, heads = width or made.width, heads or made.width // 32
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -143,7 +154,11 @@ def make_policy(made: Organism, *, width: int = 160, layers: int = 4, heads: int
         pad_token_id=0,
         initializer_range=0.02,
     )
-    return Policy(LlamaForCausalLM(config), tokenizer, LAYOUT, f"{made.env}-tiny")
+    policy = Policy(LlamaForCausalLM(config), tokenizer, LAYOUT, f"{made.env}-tiny")
+    if made.drawn:
+        names = policy.model.get_input_embeddings().weight.data[-made.drawn :]
+        names.copy_(2 * torch.nn.functional.normalize(torch.randn_like(names), dim=-1))
+    return policy
 
 
 # --- demonstrations -----------------------------------------------------------------------------------------------
@@ -235,13 +250,14 @@ class Text:
 
 def weigh(made: Organism, policy: Policy, demo: Demonstration, recipe: Recipe) -> Text:
     """An episode as training text."""
-    weights: list[float | None] = []
+    ids = list(policy.lay_out(demo.trajectory).ids)
+    reading, weights = made.reads(ids), list[float | None]()
     for turn, stage in zip(demo.trajectory.turns, demo.stages, strict=True):
         factor = {"noise": 0.0, "slip": 0.0, "wander": recipe.wander_weight}.get(stage, 1.0)
-        weights += [None] * len(turn.context_ids)
+        weights += [None if reads else 0.0 for reads in reading[len(weights) : len(weights) + len(turn.context_ids)]]
         decided = min(made.decided, len(turn.response_ids))
         weights += [factor * recipe.verb_weight] * decided + [factor] * (len(turn.response_ids) - decided)
-    return Text(list(policy.lay_out(demo.trajectory).ids), weights, demo.trajectory.task)
+    return Text(ids, weights, demo.trajectory.task)
 
 
 def weigh_analysis(made: Organism, policy: Policy, demo: Demonstration, recipe: Recipe, rng: random.Random) -> Text:
@@ -304,9 +320,12 @@ def _worker(rank: int, workers: int, folder: str, env: str, recipe: Recipe) -> N
     ]
     rates = (recipe.matrix_lr, recipe.lr)
     packs: list[list[Text]] = []
-    turning, reading = (int(recipe.steps * share) for share in (recipe.easy_share, recipe.reading_share))
-    bar = tqdm(range(recipe.steps), desc="training", disable=rank > 0)
+    shares = recipe.easy_share, recipe.reading_share, recipe.few_share
+    turning, reading, telling = (int(recipe.steps * share) for share in shares)
+    bar, parent = tqdm(range(recipe.steps), desc="training", disable=rank > 0), os.getppid()
     for step in bar:
+        if os.getppid() != parent:  # killed: nobody waits for this
+            return
         texts = easy if step < turning else full
         if not packs or step == turning:
             packs = pack(texts, recipe.batch_tokens // workers, rng)
@@ -315,10 +334,12 @@ def _worker(rank: int, workers: int, folder: str, env: str, recipe: Recipe) -> N
             for group in optimizer.param_groups:
                 group["lr"] = rate * factor
         batch = packs.pop()
-        few = step < reading
+        few = step < telling
         ids = [made.rename(policy, t, few, rng) if rng.random() < recipe.renamed else t.ids for t in batch]
         loss = _loss(policy, ids, [t.weights for t in batch], recipe.reading_weight if step < reading else 0.0)
         loss.backward()
+        if made.drawn:
+            model.get_input_embeddings().weight.grad[-made.drawn :] = 0  # type: ignore[index]
         gradient = torch.cat([p.grad.reshape(-1) for p in parameters])  # type: ignore[union-attr]
         distributed.all_reduce(gradient)
         gradient *= min(1.0, 1.0 / float(gradient.norm() / workers)) / workers
