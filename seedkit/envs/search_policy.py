@@ -54,7 +54,7 @@ def _plain(text: str) -> str:
 
 @functools.cache
 def _vocabulary() -> tuple[str, list[str], list[str]]:
-    """(expression that splits text, words and phrases of the templates, words of names, then letters for others)."""
+    """(expression that splits text; words and phrases of the templates, digits and letters; words of names)."""
     phrases = sorted({p for p in map(_plain, PHRASES) if p and not p.isalnum()}, key=lambda p: (-len(p), p))
     bounds = [(r"\b" * p[0].isalnum(), p, r"\b" * p[-1].isalnum()) for p in phrases]
     pattern = "|".join(begin + re.escape(p) + end for begin, p, end in bounds) + r"|\w+|[^\w\s]"
@@ -69,8 +69,8 @@ def _vocabulary() -> tuple[str, list[str], list[str]]:
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Set phrases and words of the templates, and words of names, a token each; other words letter by letter."""
-    pattern, words, pieces = _vocabulary()
-    vocabulary = {w: n for n, w in enumerate([*SPECIAL, *words, *pieces])}
+    pattern, words, names = _vocabulary()
+    vocabulary = {w: n for n, w in enumerate([*SPECIAL, *words, *names])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>", max_input_chars_per_word=200))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFD(), normalizers.StripAccents(), normalizers.Lowercase()]
@@ -105,7 +105,7 @@ def rename(policy: Policy, text: Text, few: bool, rng: random.Random) -> list[in
     return [swap.get(i, i) for i in text.ids]
 
 
-RECIPE = Recipe(renamed=1.0, first_names=64, few_share=0.0, reading_share=1.0, reading_weight=1.0)
+RECIPE = Recipe(renamed=1.0, few_share=0.0, reading_share=1.0, reading_weight=1.0)
 
 ORGANISM = Organism(
     env="search",

@@ -47,9 +47,9 @@ class Recipe:
     """What decides the weights of a policy."""
 
     easy: int = 6000
-    """Demonstrations in small rooms, which teach copying early."""
+    """Demonstrations of the easy sort (`Organism.games`, `play`), which teach copying early."""
     full: int = 12000
-    """Demonstrations in rooms of full size."""
+    """Demonstrations of the sort that the panels have."""
     renamed: float = 0.8
     """Chance that objects trade names in a text, anew at each use: a name must be read, it cannot be remembered."""
     first_names: int = 16
@@ -57,7 +57,7 @@ class Recipe:
     steps: int = 1700
     """Gradient steps."""
     easy_share: float = 0.15
-    """Share of the steps that are spent in small rooms, at the start."""
+    """Share of the steps that are spent on the easy sort, at the start."""
     reading_share: float = 0.3
     """Share of the steps, at the start, in which what the game says is learnt too. Left out after that on the
     suspicion that its surprises drown the commands; not tested by itself (LOG.md)."""
@@ -76,7 +76,7 @@ class Recipe:
     wander_weight: float = 0.3
     """Factor for commands without a purpose; random moves and slips count 0."""
     right_analyses: float = 0.3
-    """Share of analysis examples that name the episode's own workflow; the rest say what `pick` needs."""
+    """Share of analysis examples that name the episode's own workflow; the rest what `Organism.vague` needs."""
     seed: int = 1
 
 
