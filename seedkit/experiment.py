@@ -472,9 +472,9 @@ def summary(outcomes: Sequence[Outcome], *, baseline: str = "grpo") -> list[dict
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """A summary as plain text; rates in percent, tokens in thousands. Differences are to the first row."""
     width = max(len(r["arm"]) for r in rows) + 1
-    kinds = [k for k in rows[0] if k not in _COLUMNS]
+    kinds = {k: max(len(k) + 1, 6) for k in rows[0] if k not in _COLUMNS}  # and how wide their columns are
     head = f"{'':{width}}{'runs':>5}{'success [95 %]':>21}{'difference [95 %]':>24}{'P(better)':>10}"
-    lines = [head + f"{'best':>6}" + "".join(f"{k:>6}" for k in kinds) + f"{'k tokens':>9}{'s':>6}"]
+    lines = [head + f"{'best':>6}" + "".join(f"{k:>{w}}" for k, w in kinds.items()) + f"{'k tokens':>9}{'s':>6}"]
     for r in rows:
         gap = "–"
         if r["difference"] is not None:
@@ -484,7 +484,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         best = "–" if r["best"] is None else f"{100 * r['best']:.1f}"
         lines.append(
             f"{r['arm']:{width}}{r['runs']:>5}{own:>21}{gap:>24}{better:>10}{best:>6}"
-            + "".join(f"{100 * r[k]:>6.0f}" for k in kinds)
+            + "".join(f"{100 * r[k]:>{w}.0f}" for k, w in kinds.items())
             + f"{r['tokens'] / 1000:>9.0f}{r['seconds']:>6.0f}"
         )
     return "\n".join(lines)

@@ -107,8 +107,15 @@ class Policy:
         model.eval()
 
     def own(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that are this policy's and can learn, by name: all of them, or its LoRA's."""
-        return {name: p for name, p in self.model.named_parameters() if self.base is None or "lora_" in name}
+        """The parameters that are this policy's and can learn, by name: all of them, or its LoRA's.
+
+        A model whose config says `fixed_embeddings` keeps its table of embeddings: names that training seldom meets
+        would drift in it.
+        """
+        fixed = self.model.get_input_embeddings() if getattr(self.model.config, "fixed_embeddings", False) else None
+        held = {id(p) for p in fixed.parameters()} if fixed else set[int]()
+        own = {name: p for name, p in self.model.named_parameters() if self.base is None or "lora_" in name}
+        return {name: p for name, p in own.items() if id(p) not in held}
 
     @property
     def version(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
@@ -15,17 +16,17 @@ from seedkit.io import read_trajectories
 from seedkit.policy import load_policy
 from seedkit.train import Stage2Config
 
-START = "household-tiny-stage1"
-FILES = sorted((data_dir() / "results").glob("*.jsonl"))
+FILES = sorted((data_dir() / "results").glob("*.jsonl"))  # ENV.jsonl or ENV-something.jsonl
 
 
-def plan_of(outcome: Outcome) -> Plan:
-    """The plan that a recorded protocol describes, from committed panels."""
-    env, protocol = make("household"), outcome.final.protocol["training"]
+def plan_of(outcome: Outcome, path: Path) -> Plan:
+    """The plan that a recorded protocol describes, from committed panels and the policy that its file is named by."""
+    name, protocol = path.stem.split("-")[0], outcome.final.protocol["training"]
+    env, start = make(name), f"{name}-tiny-stage1"
     splits = {"train": "train", "validation": "valid_seen", "test": "valid_unseen"}
     panels = {name: spread(env.panel(split), protocol[name]["count"]) for name, split in splits.items()}
     assert {n: panel_hash(tasks) for n, tasks in panels.items()} == {n: protocol[n]["panel"] for n in panels}
-    assert load_policy(START).version == protocol["start"]
+    assert load_policy(start).version == protocol["start"]
     fields = (
         "updates",
         "tasks",
@@ -37,8 +38,8 @@ def plan_of(outcome: Outcome) -> Plan:
         "temperature",
         "max_new_tokens",
     )
-    options = {"episodes": protocol["test_episodes"], "eval_every": protocol["eval_every"]}
-    return Plan(START, **panels, config=Stage2Config(**{f: protocol[f] for f in fields}), **options)
+    options = {"environment": name, "episodes": protocol["test_episodes"], "eval_every": protocol["eval_every"]}
+    return Plan(start, **panels, config=Stage2Config(**{f: protocol[f] for f in fields}), **options)
 
 
 def test_there_are_results():
@@ -48,7 +49,7 @@ def test_there_are_results():
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_recorded_results_are_of_what_is_here(path):
     outcomes = read_results(path)
-    plan_of(outcomes[0])
+    plan_of(outcomes[0], path)
     for outcome in outcomes:
         assert Arm.parse(outcome.arm).settings == outcome.settings, outcome.arm
         updates = outcome.final.protocol["training"]["updates"] if outcome.settings["method"] else 0
@@ -83,7 +84,7 @@ def test_a_recorded_job_can_be_made_again(path, tmp_path):
     """
     outcomes = [o for o in read_results(path) if o.settings["method"]]
     recorded = random.Random(len(outcomes)).choice(outcomes)
-    (again,) = run([Arm.parse(recorded.arm)], [recorded.seed], plan_of(recorded), tmp_path, processes=1)
+    (again,) = run([Arm.parse(recorded.arm)], [recorded.seed], plan_of(recorded, path), tmp_path, processes=1)
     print(recorded.arm, recorded.seed, "to the last digit:", again.curves == recorded.curves)
     assert again.curves["success"][0] == recorded.curves["success"][0]
     assert again.final.by_task.mean() == pytest.approx(recorded.final.by_task.mean(), abs=0.1)

@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from seedkit.analyzer import RuleAnalyzer
 from seedkit.envs import make
-from seedkit.envs.search_questions import parse_question
+from seedkit.envs.search_corpus import read_fact
+from seedkit.envs.search_questions import drill, parse_question
 from seedkit.envs.tiny import CONDITIONS, Recipe, demonstrations, make_policy, organism, train, weigh
 from seedkit.envs.webshop_catalogue import SHELVES, unseen_pair, unseen_type
 from seedkit.envs.webshop_skills import parse_goal
+from seedkit.train import Stage1Config, stage1
 
 NAMES = ("household", "search", "webshop")
 UNKNOWN = 1
@@ -98,6 +101,70 @@ def test_questions_for_training_are_about_training_s_names():
     unseen = {name for t in make("search").panel("valid_unseen") for name in parse_question(t.spec["question"]).names}
     for task in organism("search").games(300, 4, False):
         assert not unseen & set(parse_question(task.spec["question"]).names)
+
+
+@pytest.mark.parametrize("kind", ["single", "compare"])
+def test_a_drill_is_answered_by_its_passages(kind):
+    unseen = {name for t in make("search").panel("valid_unseen") for name in parse_question(t.spec["question"]).names}
+    fields = set()
+    for seed in range(60):
+        passages, asked = drill(random.Random(seed), kind)
+        told = {p.title: p.text for p in passages}
+        assert len(told) == len(passages) == 3 and asked and not unseen & set(told)
+        assert len({t.spec["question"] for t in asked}) == len(asked)
+        for task in asked:
+            question, (answer,) = parse_question(task.spec["question"]), task.spec["answers"]
+            found = [read_fact(told[name], question.field) for name in question.names]
+            best = max(range(len(found)), key=lambda n: int(found[n])) if kind == "compare" else None
+            assert answer == (found[0] if best is None else question.names[best])
+            fields.add(question.field)
+    assert len(fields) >= 5
+
+
+def test_a_drill_s_text_weighs_its_answers():
+    made = organism("search")
+    policy, rng = make_policy(made), random.Random(0)
+    for _ in range(60):
+        text = made.drill(policy, made.recipe, rng)
+        assert UNKNOWN not in text.ids and len(text.ids) == len(text.weights)
+        learnt = [i for i, w in zip(text.ids, text.weights, strict=True) if w]
+        assert policy.decode(learnt).count("<answer>") == policy.decode(text.ids).count("<answer>") >= 1
+        assert sum(w == made.recipe.verb_weight for w in text.weights) == 2 * learnt.count(policy.end_id)
+        compared = text.task.kind == "compare"
+        numbers = [
+            {i for i in ids if policy.decode([i]).isdecimal()}
+            for ids in (text.ids, made.rename(policy, text, False, rng))
+        ]
+        assert (numbers[0] == numbers[1]) == (compared or not numbers[0])
+
+
+def test_a_number_s_embedding_tells_how_large_it_is():
+    """And stays: names and numbers are drawn, not learnt."""
+    made = organism("search")
+    policy = make_policy(made)
+    numbers = [7, 49, 880, 4404, 161356]
+    ids = [policy.encode(str(n)) for n in numbers]
+    assert all(len(i) == 1 for i in ids)
+    weight = policy.model.get_input_embeddings().weight
+    sizes = [float(weight[i[0], 0].detach()) for i in ids]
+    assert sizes == sorted(sizes) and sizes[-1] - sizes[0] > 3
+    trained = train("search", Recipe(easy=24, full=24, steps=4, batch_tokens=1024), workers=1)
+    after, fixed = trained.model.get_input_embeddings().weight, len(made.drawn(made.width))
+    before = make_policy(made, seed=1).model.get_input_embeddings().weight
+    assert bool((after[-fixed:] == before[-fixed:]).all()) and not bool((after[:-fixed] == before[:-fixed]).all())
+
+
+def test_later_training_leaves_fixed_embeddings(shown):
+    """Of search: names that an episode does not hold would drift with every step. Household's table learns."""
+    policy, shows = shown
+    policy, played = policy.clone(), [show.trajectory for show in shows[:4]]
+    policy.model.requires_grad_(True)
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    stage1(policy, played, RuleAnalyzer().write_skills(played), Stage1Config(epochs=1, batch_size=2))
+    changed = {name for name, p in policy.model.named_parameters() if not bool((p == before[name]).all())}
+    (table,) = [name for name in before if "embed" in name]
+    assert (table in changed) == (not policy.model.config.fixed_embeddings) == (table in policy.own())
+    assert changed == set(before) - (set() if table in changed else {table})
 
 
 def test_no_renamed_shopping_goal_is_held_out():

@@ -74,6 +74,12 @@ def test_places_are_those_of_the_environment():
         assert list(view.frame()["class"]) == ["verb", kind]
 
 
+def test_in_search_the_tags_are_the_verbs():
+    pieces = ["<search>", "isle", " of", " man", "</search>", "<end>"]
+    assert token_classes(pieces, "search") == ["tag", "object", "other", "object", "tag", "tag"]
+    assert token_classes(pieces)[1:4] == ["verb", "other", "receptacle"]
+
+
 def test_classes_of_pieces_of_words():
     assert token_classes(["take", " count", "ert", "op", " ", "1", "2", ""]) == [
         *("verb", "receptacle", "receptacle", "receptacle", "other", "number", "number", "other")

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from seedkit.envs import DEFAULT, places
+from seedkit.envs import DEFAULT, places, verbs
 from seedkit.gate import gate_weights
 from seedkit.io import Ledger
 from seedkit.methods import Method, method_losses, token_weights
@@ -56,12 +56,12 @@ def token_classes(pieces: Sequence[str], env: str = DEFAULT) -> list[str]:
 
     Args:
         pieces: the tokens' texts; joined they are the response.
-        env: whose places are receptacles.
+        env: whose places are receptacles, and whose commands begin with a verb or do not.
 
     Returns:
         One of `CLASSES` a token: that of the word that its first visible character belongs to. A word is a verb
         when it comes first, else a receptacle when it is one of the environment's places or a preposition stands
-        before it, else an object; a word in angle brackets is a tag.
+        before it, else an object; a word in angle brackets is a tag. Without verbs every word is an object.
     """
     found = _WORD.findall("".join(pieces))  # all of the text but for white space at its end
     receptacles = places(env)
@@ -69,9 +69,10 @@ def token_classes(pieces: Sequence[str], env: str = DEFAULT) -> list[str]:
     named = [known[word] for word in found]
     verb = next((n for n, name in enumerate(named) if name in ("object", "receptacle")), len(named))
     after = named.index("preposition") if "preposition" in named else len(named)
-    named[after:] = [{"object": "receptacle", "preposition": "other"}.get(name, name) for name in named[after:]]
+    moved = {"preposition": "other"} | ({"object": "receptacle"} if verbs(env) else {})
+    named[after:] = [moved.get(name, name) for name in named[after:]]
     named.append("other")  # of pieces that nobody sees
-    if verb < len(named) - 1:
+    if verb < len(named) - 1 and verbs(env):
         named[verb] = "verb"
     size = np.array([len(piece) for piece in pieces], int)
     blank = size - np.array([len(piece.lstrip()) for piece in pieces], int)

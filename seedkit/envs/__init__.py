@@ -33,6 +33,7 @@ __all__ = [
     "report",
     "shipped_policy",
     "spread",
+    "verbs",
 ]
 
 DEFAULT = "household"
@@ -80,6 +81,11 @@ def advice(name: str) -> ModuleType:
 def places(name: str) -> frozenset[str]:
     """Words, in lower case, that name places in an environment's commands; the inspector tells them from objects."""
     return getattr(advice(name), "places", frozenset)()
+
+
+def verbs(name: str) -> bool:
+    """Whether an environment's commands begin with a verb; in `search` the tags around the words say what to do."""
+    return getattr(advice(name), "VERBS", True)
 
 
 def report(name: str) -> dict[str, Callable[[], str]]:

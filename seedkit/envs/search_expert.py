@@ -25,9 +25,9 @@ PLANS = {
 }
 # What someone without advice does: mediocre, in the ways people fail at these questions.
 HABITS = {
-    "single": {"single": 0.52, "guess": 0.26, "circle": 0.22},
-    "compare": {"compare": 0.4, "single": 0.25, "stop": 0.25, "circle": 0.1},
-    "hop": {"hop": 0.38, "single": 0.32, "stop": 0.2, "circle": 0.1},
+    "single": {"single": 0.56, "guess": 0.24, "circle": 0.2},
+    "compare": {"compare": 0.46, "single": 0.22, "stop": 0.22, "circle": 0.1},
+    "hop": {"hop": 0.44, "single": 0.28, "stop": 0.18, "circle": 0.1},
 }
 _DOC = re.compile(r"^(?:<information>)?Doc \d+\(Title: (.*?)\) (.*?)(?:</information>)?$", re.MULTILINE)
 

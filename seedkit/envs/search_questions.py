@@ -14,11 +14,11 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, cycle, islice
+from itertools import chain, combinations, cycle, islice
 from typing import Any, NamedTuple
 
 from seedkit.envs.base import data_dir, read_panel, write_panel
-from seedkit.envs.search_corpus import embedded, facts, words
+from seedkit.envs.search_corpus import Passage, embedded, facts, passage, words
 from seedkit.types import Task, digest
 
 KINDS = ("single", "compare", "hop")
@@ -101,9 +101,7 @@ def questions() -> dict[str, list[Task]]:
                 for pool in _candidates(kind, asked if split == "valid_seen" else None)
             ]
             for chosen in islice(_in_turn(pools, used), count // len(KINDS)):
-                name = f"{kind}-{digest(chosen.question, 8)}"
-                spec = {"question": chosen.question, "answers": [chosen.answer]}
-                panels[split].append(Task(name, "search", split, kind, spec))
+                panels[split].append(_task(chosen, kind, split))
                 asked |= set(chosen.names) if split == "train" else set()
     return panels
 
@@ -117,8 +115,41 @@ def training_questions(count: int, seed: int) -> Iterator[Task]:
         chosen = rng.choice(rng.choice(pools[kind]))
         while chosen.question in asked:
             chosen = rng.choice(rng.choice(pools[kind]))
-        spec = {"question": chosen.question, "answers": [chosen.answer]}
-        yield Task(f"{kind}-{digest(chosen.question, 8)}", env, "train", kind, spec)
+        yield _task(chosen, kind, "train")
+
+
+def drill(rng: random.Random, kind: str) -> tuple[list[Passage], list[Task]]:
+    """Passages of three training things, and all questions of a kind that they answer: no search is needed.
+
+    Args:
+        kind: `single`, what the things are like, or `compare`, which of two has more of something.
+    """
+    asked: list[_Candidate] = []
+    while not asked:
+        if kind == "compare":
+            sort = rng.choice(list(COMPARED))[0]
+            chosen = rng.sample(_training_things()[sort], 3)
+            for (one, field), rule in COMPARED.items():
+                pairs = [list(pair) for pair in combinations(chosen, 2) if all(field in f for f in pair)]
+                asked += [c for pair in pairs if one == sort for c in _pairs(pair, field, *rule)]
+        else:
+            sorts = rng.choices(list(ASKED), [len(fields) for fields in ASKED.values()], k=3)
+            chosen = [rng.choice(_training_things()[sort]) for sort in sorts]
+            known = [(f, field) for f, sort in zip(chosen, sorts, strict=True) for field in ASKED[sort]]
+            asked = [_single(f, field) for f, field in known if _is_answer(f.get(field), f)]
+    rng.shuffle(asked)
+    return [passage(f) for f in chosen], [_task(c, kind, "train") for c in asked]
+
+
+@functools.cache
+def _training_things() -> dict[str, list[dict[str, Any]]]:
+    """What training asks about, by kind of thing."""
+    return {one: [f for f in _askable() if f["id"].startswith(f"{one}/") and not _unseen(f)] for one in ASKED}
+
+
+def _task(chosen: _Candidate, kind: str, split: str) -> Task:
+    spec = {"question": chosen.question, "answers": [chosen.answer]}
+    return Task(f"{kind}-{digest(chosen.question, 8)}", "search", split, kind, spec)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import re
 from seedkit.envs.search_text import OPENING, f1, read_action
 from seedkit.types import Trajectory
 
+VERBS = False
 SCOPES = {
     "single": "To find one fact:",
     "compare": "To compare two things:",

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +39,8 @@ from seedkit.types import Skill, Task, Trajectory, Turn
 
 SPECIAL = ["<pad>", "<unk>", "<bos>", "<user>", "<assistant>", "<end>", "<skill>", "<analyze>"]
 LAYOUT = Layout("<bos><user>", "<user>", "<assistant>", "<end>", "<skill>", "<analyze>")
+HEAD = 32
+"""Width of an attention head."""
 CONDITIONS = ("none", "right", "wrong", "irrelevant")
 
 
@@ -48,6 +50,8 @@ class Recipe:
 
     easy: int = 6000
     """Demonstrations of the easy sort (`Organism.games`, `play`), which teach copying early."""
+    drills: int = 0
+    """Texts that ask many times for what a demonstration asks for once (`Organism.drill`)."""
     full: int = 12000
     """Demonstrations of the sort that the panels have."""
     renamed: float = 0.8
@@ -58,6 +62,10 @@ class Recipe:
     """Gradient steps."""
     easy_share: float = 0.15
     """Share of the steps that are spent on the easy sort, at the start."""
+    drill_share: float = 0.0
+    """Share of the steps that are spent on drills alone, after the easy sort: who cannot copy learns nothing there.
+    Among the full sort they stay, lest they be forgotten.
+    """
     reading_share: float = 0.3
     """Share of the steps, at the start, in which what the game says is learnt too. Left out after that on the
     suspicion that its surprises drown the commands; not tested by itself (LOG.md)."""
@@ -105,12 +113,15 @@ class Organism:
     told: str
     """What the card says of the data and the licence."""
     recipe: Recipe = Recipe()
+    stage1: Stage1Config = Stage1Config()
+    drill: Callable[[Policy, Recipe, random.Random], Text] | None = None
+    """A text that asks for facts, without an episode around it."""
     reads: Callable[[Sequence[int]], Sequence[bool]] = lambda ids: [True] * len(ids)
     """Which tokens of a text are learnt where they are the game's words, in the reading steps."""
-    drawn: int = 0
-    """Tokens at the end of the vocabulary whose embeddings stay as they are drawn, at length 2: too many to learn."""
+    drawn: Callable[[int], torch.Tensor] | None = None
+    """width -> embeddings, which stay, of the tokens at the end of the vocabulary that are too many to learn."""
     width: int = 160
-    """Of the hidden layers; 32 of it to an attention head."""
+    """Of the hidden layers."""
     decided: int = 1
     """Tokens at the start of a command in which the decision lies."""
 
@@ -139,7 +150,8 @@ def make_policy(
     """An untrained policy of the organism's words; width and heads are the organism's where None."""
     torch.manual_seed(seed)
     tokenizer = made.tokenizer()
-    width, heads = width or made.width, heads or made.width // 32
+    width = width or made.width
+    heads = heads or width // HEAD
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -153,11 +165,12 @@ def make_policy(
         eos_token_id=5,
         pad_token_id=0,
         initializer_range=0.02,
+        fixed_embeddings=made.drawn is not None,
     )
     policy = Policy(LlamaForCausalLM(config), tokenizer, LAYOUT, f"{made.env}-tiny")
     if made.drawn:
-        names = policy.model.get_input_embeddings().weight.data[-made.drawn :]
-        names.copy_(2 * torch.nn.functional.normalize(torch.randn_like(names), dim=-1))
+        fixed = made.drawn(width)
+        policy.model.get_input_embeddings().weight.data[-len(fixed) :] = fixed
     return policy
 
 
@@ -269,8 +282,8 @@ def weigh_analysis(made: Organism, policy: Policy, demo: Demonstration, recipe: 
     return Text(prompt + answer, [0.0] * len(prompt) + [1.0] * len(answer), demo.trajectory.task)
 
 
-def training_texts(made: Organism, recipe: Recipe, part: int, parts: int) -> tuple[list[Text], list[Text]]:
-    """One worker's share of (easy, full) training texts."""
+def training_texts(made: Organism, recipe: Recipe, part: int, parts: int) -> list[list[Text]]:
+    """One worker's share of easy texts, drills and full texts."""
     policy, out = make_policy(made), []
     for count, easy, seed in ((recipe.easy, True, 50), (recipe.full, False, 0)):
         count, own = count // parts, recipe.seed + seed + part
@@ -283,7 +296,9 @@ def training_texts(made: Organism, recipe: Recipe, part: int, parts: int) -> tup
             if n % 3 == 0:
                 texts.append(weigh_analysis(made, policy, demo, recipe, rng))
         out.append(texts)
-    return out[0], out[1]
+    rng = random.Random(f"{recipe.seed}-{part}-drills")
+    drills = [made.drill(policy, recipe, rng) for _ in range(recipe.drills // parts)] if made.drill else []
+    return [out[0], drills, out[1] + drills]
 
 
 def pack(texts: Sequence[Text], budget: int, rng: random.Random) -> list[list[Text]]:
@@ -309,9 +324,10 @@ def _worker(rank: int, workers: int, folder: str, env: str, recipe: Recipe) -> N
     distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=workers)
     made = organism(env)
     policy = make_policy(made, seed=recipe.seed)
-    easy, full = training_texts(made, recipe, rank, workers)
+    parts = training_texts(made, recipe, rank, workers)
     model, rng = policy.model.train(), random.Random(f"{recipe.seed}-{rank}-order")
     parameters = list(model.parameters())
+    fixed = len(made.drawn(made.width)) if made.drawn else 0
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for p in parameters if all(p is not m for m in matrices)]
     optimizers = [
@@ -320,15 +336,14 @@ def _worker(rank: int, workers: int, folder: str, env: str, recipe: Recipe) -> N
     ]
     rates = (recipe.matrix_lr, recipe.lr)
     packs: list[list[Text]] = []
-    shares = recipe.easy_share, recipe.reading_share, recipe.few_share
-    turning, reading, telling = (int(recipe.steps * share) for share in shares)
+    turns = [int(recipe.steps * share) for share in (recipe.easy_share, recipe.easy_share + recipe.drill_share)]
+    reading, telling = (int(recipe.steps * share) for share in (recipe.reading_share, recipe.few_share))
     bar, parent = tqdm(range(recipe.steps), desc="training", disable=rank > 0), os.getppid()
     for step in bar:
         if os.getppid() != parent:  # killed: nobody waits for this
             return
-        texts = easy if step < turning else full
-        if not packs or step == turning:
-            packs = pack(texts, recipe.batch_tokens // workers, rng)
+        if not packs or step in turns:
+            packs = pack(parts[sum(step >= turn for turn in turns)], recipe.batch_tokens // workers, rng)
         factor = min(1.0, (step + 1) / 60, (recipe.steps - step) / (0.4 * recipe.steps))
         for optimizer, rate in zip(optimizers, rates, strict=True):
             for group in optimizer.param_groups:
@@ -338,8 +353,8 @@ def _worker(rank: int, workers: int, folder: str, env: str, recipe: Recipe) -> N
         ids = [made.rename(policy, t, few, rng) if rng.random() < recipe.renamed else t.ids for t in batch]
         loss = _loss(policy, ids, [t.weights for t in batch], recipe.reading_weight if step < reading else 0.0)
         loss.backward()
-        if made.drawn:
-            model.get_input_embeddings().weight.grad[-made.drawn :] = 0  # type: ignore[index]
+        if fixed:
+            model.get_input_embeddings().weight.grad[-fixed:] = 0  # type: ignore[index]
         gradient = torch.cat([p.grad.reshape(-1) for p in parameters])  # type: ignore[union-attr]
         distributed.all_reduce(gradient)
         gradient *= min(1.0, 1.0 / float(gradient.norm() / workers)) / workers
@@ -388,7 +403,33 @@ def build_policy(env: str, out: Path, *, workers: int = 2) -> None:
     found = examine(made, policy, taught)
     write_card(made, out, policy, found, minutes)
     write_successes(out / "measured.jsonl", [*found["arms"].values(), *found["after stage 1"]])
-    taught[0].save(out.with_name(f"{out.name}-stage1"))
+    write_taught(made, out, policy, taught[0])
+
+
+def write_taught(made: Organism, out: Path, policy: Policy, taught: Policy) -> None:
+    """The policy after Stage 1, with its card, to `out`-stage1."""
+    folder = out.with_name(f"{out.name}-stage1")
+    taught.save(folder)
+    count = len(make(made.env).panel("train"))
+    atomic_write(
+        folder / "README.md",
+        f"""# {policy.name}-stage1
+
+[{policy.name}](../{out.name}/README.md) (weights `{policy.version}`) after Stage 1: what Stage 2 starts from in every
+recorded comparison. It is a file because one recipe gives other weights on another CPU or with another number of
+threads, and arms must begin alike.
+
+**Recipe.** One episode of each of the {count} training tasks (T = 1, seed 0), annotated by `RuleAnalyzer`, then
+`stage1` with `{made.stage1}`.
+`seedkit build-policy --env {made.env}` makes it beside the policy itself.
+
+**Weights** `{taught.version}`. **Measured:** its play and its analyses are the first run's after Stage 1 in the other
+card; success without and with the library's skill in the prompt stands in the recorded results (`base`,
+`base:prompted=true`).
+
+**Licence.** Apache-2.0, as the repository.
+""",
+    )
 
 
 # --- what it can do -----------------------------------------------------------------------------------------------
@@ -413,8 +454,9 @@ def teach_repeatedly(made: Organism, policy: Policy, repeats: int, *, seed: int 
     played = collect(policy, env, env.panel("train"), seed=seed)
     skills, taught = RuleAnalyzer().write_skills(played), [policy.clone() for _ in range(repeats)]
     for n, pupil in enumerate(taught, seed):
-        pupil.model.requires_grad_(True)
-        stage1(pupil, played, skills, Stage1Config(seed=n))
+        for parameter in pupil.own().values():
+            parameter.requires_grad_(True)
+        stage1(pupil, played, skills, replace(made.stage1, seed=n))
     return taught
 
 
