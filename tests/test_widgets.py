@@ -74,6 +74,13 @@ def test_places_are_those_of_the_environment():
         assert list(view.frame()["class"]) == ["verb", kind]
 
 
+def test_words_of_a_wordpiece_tokenizer_stand_apart():
+    """But for pieces that go on a word; special tokens have no space before them."""
+    policy = load_policy("search-tiny-stage1")
+    ids = [*policy.encode("<search>East Caribbean Dollar zqx</search>"), policy.end_id]
+    assert Vocabulary(policy).text(ids) == " <search> east caribbean dollar zqx </search><end>"
+
+
 def test_in_search_the_tags_are_the_verbs():
     pieces = ["<search>", "isle", " of", " man", "</search>", "<end>"]
     assert token_classes(pieces, "search") == ["tag", "object", "other", "object", "tag", "tag"]

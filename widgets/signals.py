@@ -97,7 +97,8 @@ class Vocabulary(dict[int, bytes]):
             rules = json.loads(self._tokenizer.backend_tokenizer.to_str())
             decoder = json.dumps(rules["decoder"])
             self._added = {token["id"]: token["content"] for token in rules["added_tokens"]}
-            self._bytes = self._level if "ByteLevel" in decoder else self._piece
+            ways = {"ByteLevel": self._level, "WordPiece": self._word}
+            self._bytes = next((way for name, way in ways.items() if name in decoder), self._piece)
             if rules["decoder"] is None:
                 self.joiner, self._bytes = " ", str.encode
 
@@ -120,6 +121,10 @@ class Vocabulary(dict[int, bytes]):
     @staticmethod
     def _level(text: str) -> bytes:
         return bytes(_letters()[c] for c in text) if all(c in _letters() for c in text) else text.encode()
+
+    @staticmethod
+    def _word(text: str) -> bytes:
+        return (text[2:] if text.startswith("##") else f" {text}").encode()
 
     @staticmethod
     def _piece(text: str) -> bytes:
