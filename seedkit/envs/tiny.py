@@ -165,8 +165,8 @@ def make_policy(
         eos_token_id=5,
         pad_token_id=0,
         initializer_range=0.02,
-        fixed_embeddings=made.drawn is not None,
     )
+    config.fixed_embeddings = made.drawn is not None
     policy = Policy(LlamaForCausalLM(config), tokenizer, LAYOUT, f"{made.env}-tiny")
     if made.drawn:
         fixed = made.drawn(width)
