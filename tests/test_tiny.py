@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from seedkit.actions import parse_action
 from seedkit.analyzer import RuleAnalyzer
 from seedkit.envs import make
 from seedkit.envs.search_corpus import read_fact
@@ -47,14 +48,16 @@ def test_every_word_is_known(shown):
 
 
 def test_a_command_means_the_same_in_its_tokens(made, shown):
-    """Decoded commands, with the spaces and without the capitals that tokens leave, go as the player's own did."""
+    """Decoded commands, as a rollout reads them, go as the player's own did."""
     policy, shows = shown
     env = made.play(False)
     for show in shows[:24]:
         trajectory = show.trajectory
         env.reset(trajectory.task)
         for turn, text in zip(trajectory.turns, [*(t.observation for t in trajectory.turns[1:]), ""], strict=True):
-            after = env.step(policy.decode(turn.response_ids) if turn.valid else turn.action)
+            read = parse_action(policy.decode(turn.response_ids), turn.admissible)
+            assert not turn.valid or read.valid, read
+            after = env.step(read.text if turn.valid else turn.action)
             assert not text or after.text == text, turn.action
         assert after.text == trajectory.final_observation and after.success == trajectory.success
 

@@ -25,7 +25,7 @@ from seedkit.envs.search_expert import Expert, habit
 from seedkit.envs.search_questions import COMPARED, KINDS, LABELS, training_questions
 from seedkit.envs.search_skills import AVOID, PLACEBOS, SCOPES, WORKFLOWS
 from seedkit.envs.search_text import OPENING, information
-from seedkit.envs.tiny import HEAD, SPECIAL, Organism, Recipe, Text
+from seedkit.envs.tiny import HEAD, SPECIAL, Organism, Recipe, Text, name_embeddings, repeated
 from seedkit.policy import Policy
 from seedkit.train import Stage1Config
 
@@ -94,27 +94,16 @@ def _first_name() -> int:
 
 
 def embeddings(width: int) -> torch.Tensor:
-    """Those of names' words and of numbers, [count, width].
-
-    They are drawn at length 2 from the entries that one attention head can carry, so that a head can copy them all;
-    the next entry tells how large a number is.
-    """
+    """Those of names' words and of numbers, [count, width]: drawn; one more entry tells how large a number is."""
     *_, names, numbers = _vocabulary()
-    drawn = torch.zeros(len(names) + len(numbers), width)
-    drawn[:, :HEAD] = 2 * torch.nn.functional.normalize(torch.randn(len(drawn), HEAD), dim=-1)
+    drawn = name_embeddings(len(names) + len(numbers), width)
     drawn[len(names) :, HEAD] = torch.tensor(numbers).add(1).log10() - 3
     return drawn
 
 
-def repeated(ids: Sequence[int]) -> list[bool]:
-    """Which tokens are words of names, or numbers, that a text has had before: the others cannot be known."""
-    known: set[int] = set()
-    found = []
-    for i in ids:
-        found.append(i in known)
-        if i >= _first_name():
-            known.add(i)
-    return found
+def reads(ids: Sequence[int]) -> list[bool]:
+    """Of passages only names and numbers that a text has had before are learnt."""
+    return repeated(ids, _first_name())
 
 
 def drill(policy: Policy, recipe: Recipe, rng: random.Random) -> Text:
@@ -126,7 +115,7 @@ def drill(policy: Policy, recipe: Recipe, rng: random.Random) -> Text:
         text += task.spec["question"]
         context = policy.turn_ids(text, n) if n else policy.open_ids(text)
         answer = [*policy.encode(f"<answer>{task.spec['answers'][0]}</answer>"), policy.end_id]
-        weights += [None if reads else 0.0 for reads in repeated([*ids, *context])[len(ids) :]]
+        weights += [None if known else 0.0 for known in reads([*ids, *context])[len(ids) :]]
         weights += [recipe.verb_weight] * 2 + [1.0] * (len(answer) - 2)
         ids, text = [*ids, *context, *answer], ""
     return Text(ids, weights, asked[0])
@@ -168,7 +157,7 @@ ORGANISM = Organism(
     play=lambda easy: Search(),
     drill=drill,
     rename=rename,
-    reads=repeated,
+    reads=reads,
     max_steps=4,
     width=128,
     drawn=embeddings,

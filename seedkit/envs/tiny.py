@@ -174,6 +174,24 @@ def make_policy(
     return policy
 
 
+def name_embeddings(count: int, width: int) -> torch.Tensor:
+    """For `Organism.drawn`: [count, width], of length 2, in the entries that one head can carry, and copy."""
+    drawn = torch.zeros(count, width)
+    drawn[:, :HEAD] = 2 * torch.nn.functional.normalize(torch.randn(count, HEAD), dim=-1)
+    return drawn
+
+
+def repeated(ids: Sequence[int], first: int) -> list[bool]:
+    """For `Organism.reads`: which tokens from number `first` on a text has had before; the others cannot be known."""
+    known: set[int] = set()
+    found = []
+    for i in ids:
+        found.append(i in known)
+        if i >= first:
+            known.add(i)
+    return found
+
+
 # --- demonstrations -----------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from seedkit.envs import tiny, webshop_skills
-from seedkit.envs.tiny import SPECIAL, Organism, Text
+from seedkit.envs.tiny import SPECIAL, Organism, Recipe, Text, name_embeddings, repeated
 from seedkit.envs.webshop import Shop, WebShop
 from seedkit.envs.webshop_catalogue import (
     BRANDS,
@@ -62,8 +62,8 @@ WORDS = "page price rating description features reviews dollars with and this is
 
 
 @functools.cache
-def _vocabulary() -> tuple[str, list[str]]:
-    """(expression that splits text, words and phrases; `##` goes on a product's id)."""
+def _vocabulary() -> tuple[str, list[str], list[str]]:
+    """(expression that splits text; words and phrases; what trades places, and ends of ids: `##` goes on an id)."""
     phrases = sorted(PHRASES, key=lambda p: (-len(p), p))
     bounds = [(r"\b" * p[0].isalpha(), p, r"\b" * p[-1].isalpha()) for p in phrases]
     pattern = "|".join(begin + re.escape(p) + end for begin, p, end in bounds) + r"|[a-z]+-\d+|\d+|\w+|[^\w\s]"
@@ -72,18 +72,22 @@ def _vocabulary() -> tuple[str, list[str]]:
         told += [*shelf.modifiers, *shelf.heads]
         told += [word for option, values in (shelf.first, shelf.second) for word in (option, *values)]
     words = set(re.findall(pattern, " ".join(told).lower())) | set(phrases) | set(".,:;!?()[]$<>'\"{}-")
-    words |= {str(n) for n in range(101)} | {"##-"} | {f"##{n}" for n in range(10, 100)}
-    return pattern, sorted(words)
+    words |= {str(n) for n in range(101)} | {"##-"}
+    names = {f"##{n}" for n in range(10, 100)} | {name.lower() for name in (*BRANDS, *CALLS)}
+    for shelf in SHELVES.values():
+        names |= {*shelf.modifiers, *shelf.heads, *shelf.needs, *shelf.first[1], *shelf.second[1]}
+    return pattern, sorted(words - names), sorted(names)
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """Word-level, with set phrases; a product's id is a word, a hyphen and a number that go together."""
-    pattern, words = _vocabulary()
-    vocabulary = {w: n for n, w in enumerate([*SPECIAL, *words])}
+    pattern, words, names = _vocabulary()
+    vocabulary = {w: n for n, w in enumerate([*SPECIAL, *words, *names])}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="<unk>", max_input_chars_per_word=200))
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="removed", invert=True)
-    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    brackets = [decoders.Replace("[ ", "["), decoders.Replace(" ]", "]")]  # click[buy now], as the shop has it
+    tokenizer.decoder = decoders.Sequence([decoders.WordPiece(cleanup=False), decoders.Fuse(), *brackets])
     return tiny.special_tokens(tokenizer)
 
 
@@ -132,6 +136,8 @@ ORGANISM = Organism(
     games=games,
     play=lambda easy: WebShop(_shops()),
     rename=rename,
+    reads=lambda ids: repeated(ids, len(SPECIAL) + len(_vocabulary()[1])),
+    drawn=lambda width: name_embeddings(len(_vocabulary()[2]), width),
     max_steps=15,
     decided=2,
     told=f"""\
@@ -140,4 +146,5 @@ panel's tasks, and none of the goals that only `valid_unseen` asks for. A quarte
 an irrelevant one (the player has mediocre habits), the right one (followed), a wrong one (followed).
 
 **Licence.** Apache-2.0, as the repository; the catalogue is made up.""",
+    recipe=Recipe(renamed=1.0, few_share=0.0, reading_weight=1.0, matrix_lr=0.01),
 )
