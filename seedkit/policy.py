@@ -104,6 +104,10 @@ class Policy:
         self.base: str | None = None
         """Name or folder of the model that a LoRA policy's weights are added to; None: all weights are its own."""
         self._base_version = ""
+        fixed = getattr(model.config, "fixed_embeddings", False)
+        self._fixed = list(model.get_input_embeddings().parameters()) if fixed else []
+        for parameter in self._fixed:
+            parameter.requires_grad_(False)
         model.eval()
 
     def own(self) -> dict[str, torch.nn.Parameter]:
@@ -112,10 +116,9 @@ class Policy:
         A model whose config says `fixed_embeddings` keeps its table of embeddings: names that training seldom meets
         would drift in it.
         """
-        fixed = self.model.get_input_embeddings() if getattr(self.model.config, "fixed_embeddings", False) else None
-        held = {id(p) for p in fixed.parameters()} if fixed else set[int]()
+        fixed = {id(p) for p in self._fixed}
         own = {name: p for name, p in self.model.named_parameters() if self.base is None or "lora_" in name}
-        return {name: p for name, p in own.items() if id(p) not in held}
+        return {name: p for name, p in own.items() if id(p) not in fixed}
 
     @property
     def version(self) -> str:

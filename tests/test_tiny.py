@@ -160,10 +160,12 @@ def test_a_number_s_embedding_tells_how_large_it_is():
     assert bool((after[-fixed:] == before[-fixed:]).all()) and not bool((after[:-fixed] == before[:-fixed]).all())
 
 
-def test_later_training_leaves_fixed_embeddings(shown):
+def test_later_training_leaves_fixed_embeddings(made, shown):
     """Of search: names that an episode does not hold would drift with every step. Household's table learns."""
     policy, shows = shown
     policy, played = policy.clone(), [show.trajectory for show in shows[:4]]
+    assert all(p.requires_grad for p in make_policy(made).own().values())
+    assert {p.requires_grad for p in make_policy(made).model.parameters()} == {True, made.drawn is None}
     policy.model.requires_grad_(True)
     before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     stage1(policy, played, RuleAnalyzer().write_skills(played), Stage1Config(epochs=1, batch_size=2))

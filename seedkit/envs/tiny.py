@@ -343,7 +343,7 @@ def _worker(rank: int, workers: int, folder: str, env: str, recipe: Recipe) -> N
     made = organism(env)
     policy = make_policy(made, seed=recipe.seed)
     parts = training_texts(made, recipe, rank, workers)
-    model, rng = policy.model.train(), random.Random(f"{recipe.seed}-{rank}-order")
+    model, rng = policy.model.train().requires_grad_(True), random.Random(f"{recipe.seed}-{rank}-order")
     parameters = list(model.parameters())
     fixed = len(made.drawn(made.width)) if made.drawn else 0
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
