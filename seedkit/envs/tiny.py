@@ -114,6 +114,7 @@ class Organism:
     """What the card says of the data and the licence."""
     recipe: Recipe = Recipe()
     stage1: Stage1Config = Stage1Config()
+    """How the policy is taught to write skills, for the one that ships after Stage 1."""
     drill: Callable[[Policy, Recipe, random.Random], Text] | None = None
     """A text that asks for facts, without an episode around it."""
     reads: Callable[[Sequence[int]], Sequence[bool]] = lambda ids: [True] * len(ids)
