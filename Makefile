@@ -34,8 +34,9 @@ lint: $(READY)
 bench: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks
 
-# alfworld brings fast-downward-textworld and jericho, which pip builds from source: hence the compilers. pip compiles
-# 19,000 Python files one after the other; compileall does it on all cores (files that are no Python do not matter).
+# alfworld brings fast-downward-textworld and jericho, which pip builds from source: hence the compilers, and the PATH, for
+# they call `python`, which Debian has not. pip compiles 19,000 Python files one after the other; compileall does it on
+# all cores (files that are no Python do not matter).
 $(READY): pyproject.toml constraints.txt
 	@for tool in cc c++ make cmake; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
 	test -z "$$missing" || { echo "missing:$$missing. On Debian or Ubuntu: $(DEBIAN)" >&2; exit 1; }
@@ -43,6 +44,6 @@ $(READY): pyproject.toml constraints.txt
 		if $$python -c 'import sys, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 			exec $$python -m venv .venv; fi; done; \
 		echo "no Python 3.11 or newer with venv among: $(PYTHONS). On Debian or Ubuntu: $(DEBIAN)" >&2; exit 1; }
-	$(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[notebook,test,search,scale]'
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pip install --no-compile -c constraints.txt -e '.[notebook,test,search,scale]'
 	@$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	@touch $@
