@@ -8,10 +8,12 @@ from __future__ import annotations
 import html
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from seedkit.analyzer import PolicyAnalyzer
 from seedkit.envs import DEFAULT, TextEnv, make, shipped_policy, spread
+from seedkit.envs.tiny import organism
 from seedkit.evaluate import Row, compare, table
 from seedkit.experiment import CURVES, Arm, Outcome, Plan, run, teach
 from seedkit.io import atomic_write
@@ -20,7 +22,7 @@ from seedkit.plots import bars, learning_curves, shifts_html
 from seedkit.policy import Policy, load_policy
 from seedkit.rescoring import rescore
 from seedkit.rollout import collect
-from seedkit.train import RunError, Stage1Config, Stage2Config
+from seedkit.train import RunError, Stage2Config
 from seedkit.types import Shifts, Skill, Trajectory
 
 
@@ -62,7 +64,8 @@ def demo(
     print("\nStage 1: the policy plays, a rule annotates, the policy learns to write hindsight skills")
     probe = collect(base, env, spread(env.panel("valid_seen"), min(taught, 48)), seed=seed + 1, progress=True)
     before = accuracy(base, env, probe)
-    teach(folder / "stage1", env, base, spread(train, taught), Stage1Config(seed=seed), progress=True)
+    settings = replace(organism(environment).stage1, seed=seed)
+    teach(folder / "stage1", env, base, spread(train, taught), settings, progress=True)
     policy = load_policy(plan.start)
     print(f"  analyzer names the right workflow: {before:.0%} before, {accuracy(policy, env, probe):.0%} after")
 

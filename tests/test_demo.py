@@ -6,7 +6,10 @@ import html.parser
 import json
 import re
 
+import pytest
+
 from seedkit.demo import demo
+from seedkit.train import RunError, Stage1Config
 
 
 class Loads(html.parser.HTMLParser):
@@ -37,3 +40,16 @@ def test_the_demo_goes_from_stage1_to_a_table_and_a_report(tmp_path, capsys):
     loads.feed(page)
     assert loads.found == []  # opens from disk without a network
     assert "plotly" in page.lower() and "skill tokens reached the teacher" in page
+
+
+@pytest.mark.parametrize(("environment", "anchor"), [("household", 0.3), ("search", 3.0)])
+def test_stage1_is_as_the_shipped_policy_was_taught(environment, anchor, tmp_path, monkeypatch):
+    """`search-tiny` would unlearn ten points of play with household's anchor."""
+
+    def teach(folder, env, policy, tasks, config, **_):
+        assert config == Stage1Config(anchor=anchor, seed=3)
+        raise RunError("seen")
+
+    monkeypatch.setattr("seedkit.demo.teach", teach)
+    with pytest.raises(RunError, match="seen"):
+        demo(tmp_path / "demo", environment=environment, seed=3, panel=6, taught=6)
