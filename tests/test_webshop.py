@@ -423,7 +423,7 @@ def test_without_bm25s(env, panels, monkeypatch):
 
 
 def test_the_catalogue_is_the_same_everywhere():
-    assert made().name == "made-2c90b0184602"  # also in the committed panels: a change needs new panels
+    assert made().name == "made-66963b73d19a"  # also in the committed panels: a change needs new panels
     assert len(made().products) == 2088 >= 1000
     started = time.process_time()
     made.__wrapped__()
@@ -436,9 +436,9 @@ def test_committed_panels(panels):
         assert (
             panel_hash(tasks)
             == {
-                "train": "df9ed4e6f150",
-                "valid_seen": "edb4a61ee83c",
-                "valid_unseen": "37bafad1c8a2",
+                "train": "0be96d2d64c6",
+                "valid_seen": "28e3f01f7d68",
+                "valid_unseen": "e06531a30e73",
             }[split]
         )
         assert tasks == sorted(made_tasks(split, made().name), key=lambda t: t.id)
@@ -446,6 +446,18 @@ def test_committed_panels(panels):
         assert max(share(count)) - min(share(count)) <= 1
         assert (data_dir() / "webshop" / f"{split}.jsonl").stat().st_size < 1_000_000
     assert sum(COUNTS.values()) >= 600
+
+
+def test_a_search_for_the_title_s_need_lists_its_family_first(env, panels):
+    """So what is hard is to choose among the three; the one to buy is never the first."""
+    places = Counter()
+    for task in (task for tasks in panels.values() for task in tasks):
+        words = f"{task.spec['attributes'][0]} {goal_of(task).query}"
+        listed = list(_results(env, task, words).items())
+        assert all(set(words.split()) <= set(title.lower().split()) for _, (title, _) in listed[:3])
+        assert not any(set(words.split()) <= set(title.lower().split()) for _, (title, _) in listed[3:])
+        places[[asin for asin, _ in listed].index(task.spec["asin"].lower())] += 1
+    assert set(places) == {1, 2} and min(places.values()) > 0.4 * places.total()
 
 
 def pairs(task):
@@ -801,7 +813,7 @@ def trajectory(env, task, commands):
 
 
 def test_diagnoses(env, panels):
-    task = next(t for t in panels["train"] if t.kind == "fashion")
+    task = next(t for t in panels["train"] if t.kind == "fashion" and "glove" not in t.spec["instruction"])
     right = task.spec["asin"].lower()
     family = [f"click[{p.asin.lower()}]" for p in made().products.values() if p.query == goal_of(task).query]
     first, color, size = (
@@ -810,7 +822,7 @@ def test_diagnoses(env, panels):
     )
     opened = [first, f"click[{right}]"]
     buy = "click[buy now]"
-    thing = next(a for a in _results(env, task, "glove") if "Glove" not in made().products[task.spec["asin"]].title)
+    thing = next(iter(_results(env, task, "glove")))
     for commands, told in (
         ([first], "lost"),
         ([first, buy, "nonsense"], "lost"),

@@ -196,11 +196,10 @@ def _family(kind: str, cell: tuple[str, str, str], unseen: bool, draw: _Draw) ->
             "query": f"{modifier} {head}",
             "product_category": f"{shelf.path} › {head.title()} › {modifier.title()} {head.title()}",
             "full_description": f"This {modifier} {head} is {told if kind == 'garden' else FILLERS[0]}.",
-            "small_description": {
-                "beauty": [FILLERS[1], told],
-                "fashion": [told, FILLERS[1]],
-                "electronics": [told, FILLERS[1]],
-            }.get(kind, list(FILLERS)),
+            # of features the engine reads the first: a search for the title's need finds its family before others
+            "small_description": {"garden": [need, FILLERS[1]], "grocery": list(FILLERS)}.get(
+                kind, [FILLERS[1], told]
+            ),
             "pricing": f"${price}",
             "customization_options": options,
         }

@@ -92,6 +92,7 @@ class Expert:
                 "click[search]",
                 f"search[{self.wish.query}]",
                 "click[features]",
+                *(f"click[{value.lower()}]" for value in self.wish.options.values()),
             ]
             wrong = [w for w in wrong if w not in allowed and (clicks or not w.startswith("search"))]
             return self.rng.choice(wrong)
@@ -125,8 +126,6 @@ class Expert:
     def _at_results(self, products: dict[str, tuple[str, float]], admissible: tuple[str, ...]) -> tuple[str, str]:
         named = " ".join([*self.wish.needs[:1], self.wish.query]).lower().split()
         fitting = [a for a, (title, _) in products.items() if set(named) <= set(title.lower().split())]
-        if self.plan == "electronics":
-            fitting = [a for a in fitting if products[a][1] <= self.wish.price]
         left = [a for a in fitting if a not in self.rejected]
         self.only = len(left) == 1 and len(fitting) > 1
         if left:
@@ -140,7 +139,10 @@ class Expert:
     def _at_product(self, admissible: tuple[str, ...]) -> tuple[str, str]:
         wanted = [value.lower() for value in self.wish.options.values()]
         missing = any(f"click[{value}]" not in admissible for value in wanted)
-        if self.plan == "fashion" and missing and not self.checked and not self.only:
+        price = re.search(r"^Price: \$([\d.]+)", self.page, re.MULTILINE)
+        dear = price is not None and float(price[1]) > self.wish.price
+        wrong = {"electronics": dear, "fashion": missing}.get(self.plan, False)
+        if wrong and not self.checked and not self.only:
             self.rejected.add(self.asin)
         if self.asin in self.rejected and not self.only:
             return "back", "click[< prev]"

@@ -22,7 +22,7 @@ SCOPES = {
 }
 _STEPS = {
     "beauty": "open one, read the features, go back if they name another need, choose the options",
-    "electronics": "compare the prices, open one that is not too dear, choose the options",
+    "electronics": "open one, look at its price, go back if it is too dear, choose the options",
     "fashion": "open one, look at its options, go back if one is missing, choose the options",
     "garden": "open one, read the description, go back if it names another need, choose the options",
     "grocery": "open one, read the reviews, go back if they name another need, choose the options",
@@ -50,7 +50,7 @@ PLACEBOS = (
 WRONG_PLANS = {kind: tuple(plan for plan in WORKFLOWS if plan != kind) for kind in SCOPES}
 _TOLD_BY = {
     "beauty": "read the features",
-    "electronics": "compare the prices",
+    "electronics": "look at its price",
     "fashion": "look at its options",
     "garden": "read the description",
     "grocery": "read the reviews",
