@@ -25,7 +25,7 @@ from seedkit.envs.search_expert import Expert, habit
 from seedkit.envs.search_questions import COMPARED, KINDS, LABELS, training_questions
 from seedkit.envs.search_skills import AVOID, PLACEBOS, SCOPES, WORKFLOWS
 from seedkit.envs.search_text import OPENING, information
-from seedkit.envs.tiny import HEAD, SPECIAL, Organism, Recipe, Text, name_embeddings, repeated
+from seedkit.envs.tiny import HEAD, SPECIAL, Organism, Recipe, Text, name_embeddings, repeated, weigh_drill
 from seedkit.policy import Policy
 from seedkit.train import Stage1Config
 
@@ -109,16 +109,9 @@ def reads(ids: Sequence[int]) -> list[bool]:
 def drill(policy: Policy, recipe: Recipe, rng: random.Random) -> Text:
     """Some passages, then one question after another that they answer."""
     passages, asked = search_questions.drill(rng, rng.choice(("single", "compare")))
-    text = f"{information([Hit(p, 1.0) for p in passages])} "
-    ids, weights = list[int](), list[float | None]()
-    for n, task in enumerate(asked):
-        text += task.spec["question"]
-        context = policy.turn_ids(text, n) if n else policy.open_ids(text)
-        answer = [*policy.encode(f"<answer>{task.spec['answers'][0]}</answer>"), policy.end_id]
-        weights += [None if known else 0.0 for known in reads([*ids, *context])[len(ids) :]]
-        weights += [recipe.verb_weight] * 2 + [1.0] * (len(answer) - 2)
-        ids, text = [*ids, *context, *answer], ""
-    return Text(ids, weights, asked[0])
+    said = [(task.spec["question"], f"<answer>{task.spec['answers'][0]}</answer>") for task in asked]
+    said[0] = (f"{information([Hit(p, 1.0) for p in passages])} {said[0][0]}", said[0][1])
+    return weigh_drill(ORGANISM, policy, said, asked[0], recipe)
 
 
 def rename(policy: Policy, text: Text, few: bool, rng: random.Random) -> list[int]:

@@ -292,6 +292,25 @@ def weigh(made: Organism, policy: Policy, demo: Demonstration, recipe: Recipe) -
     return Text(ids, weights, demo.trajectory.task)
 
 
+def weigh_drill(
+    made: Organism,
+    policy: Policy,
+    said: Iterable[tuple[str, str]],
+    task: Task,
+    recipe: Recipe,
+    skill: Skill | None = None,
+) -> Text:
+    """What is said and what answers it, turn by turn, as training text."""
+    ids, weights = list[int](), list[float | None]()
+    for n, (text, answer) in enumerate(said):
+        context = policy.turn_ids(text, n) if n else policy.open_ids(text, skill)
+        response = [*policy.encode(answer), policy.end_id]
+        weights += [None if reads else 0.0 for reads in made.reads([*ids, *context])[len(ids) :]]
+        weights += [recipe.verb_weight] * made.decided + [1.0] * (len(response) - made.decided)
+        ids = [*ids, *context, *response]
+    return Text(ids, weights, task)
+
+
 def weigh_analysis(made: Organism, policy: Policy, demo: Demonstration, recipe: Recipe, rng: random.Random) -> Text:
     """A finished episode and a hindsight skill: mostly the vague one, so that Stage 1 has something to teach."""
     kind = demo.trajectory.task.kind if rng.random() < recipe.right_analyses else made.vague

@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from seedkit.envs import tiny, webshop_skills
-from seedkit.envs.tiny import HEAD, SPECIAL, Organism, Recipe, Text, name_embeddings, repeated
+from seedkit.envs.tiny import HEAD, SPECIAL, Organism, Recipe, Text, name_embeddings, repeated, weigh_drill
 from seedkit.envs.webshop import PAGE_SIZE, Shop, State, WebShop
 from seedkit.envs.webshop_catalogue import (
     BRANDS,
@@ -122,14 +122,7 @@ def drill(policy: Policy, recipe: Recipe, rng: random.Random) -> Text:
     sort = rng.choice((following, offered, dear, told, visits))
     said = sort(task, shop, State("results", f"{wish.needs[0]} {wish.query}"), wish, rng)
     skill = Skill(skill_text(task.kind, task.kind)) if sort is visits else None
-    ids, weights = list[int](), list[float | None]()
-    for n, (text, command) in enumerate(said):
-        context = policy.turn_ids(text, n) if n else policy.open_ids(text, skill)
-        answer = [*policy.encode(command), policy.end_id]
-        weights += [None if known else 0.0 for known in reads([*ids, *context])[len(ids) :]]
-        weights += [recipe.verb_weight] * 2 + [1.0] * (len(answer) - 2)
-        ids = [*ids, *context, *answer]
-    return Text(ids, weights, task)
+    return weigh_drill(ORGANISM, policy, said, task, recipe, skill)
 
 
 Said = list[tuple[str, str]]
