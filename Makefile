@@ -35,7 +35,7 @@ bench: $(READY)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m benchmarks
 
 # alfworld brings fast-downward-textworld and jericho, which pip builds from source: hence the compilers, and the PATH, for
-# they call `python`, which Debian has not. pip compiles 19,000 Python files one after the other; compileall does it on
+# one build calls `python`, which Debian has not. pip compiles 19,000 Python files one after the other; compileall does it on
 # all cores (files that are no Python do not matter).
 $(READY): pyproject.toml constraints.txt
 	@for tool in cc c++ make cmake; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \

@@ -130,6 +130,7 @@ Said = list[tuple[str, str]]
 
 
 def listed_of_kind(task: Task, shop: Shop, results: State) -> list[str]:
+    """The products of the task's kind on the first page of results."""
     return [a for a in shop.find(results.query)[:PAGE_SIZE] if shop.products[a].category == task.kind]
 
 
