@@ -20,8 +20,8 @@ from seedkit.envs.tiny import CONDITIONS, HEAD, Recipe, demonstrations, make_pol
 from seedkit.envs.webshop import Shop, State
 from seedkit.envs.webshop_catalogue import SHELVES, unseen_pair, unseen_type
 from seedkit.envs.webshop_data import made as made_catalogue
-from seedkit.envs.webshop_policy import SHOPS, dear, following, offered, told, visits
-from seedkit.envs.webshop_skills import parse_goal
+from seedkit.envs.webshop_policy import SHOPS, dear, meant, offered, told, visits
+from seedkit.envs.webshop_skills import SCOPES, parse_goal
 from seedkit.train import Stage1Config, stage1
 
 NAMES = ("household", "search", "webshop")
@@ -138,22 +138,6 @@ def shopping(request):
     return task, shop, State("results", f"{wish.needs[0]} {wish.query}"), wish, random.Random(request.param)
 
 
-def test_a_drill_goes_through_the_results(shopping):
-    said = following(*shopping)
-    listed = [line.split()[0].lower() for line in said[0][0].splitlines() if "$" in line]
-    clicks = [command[6:-1] for _, command in said]
-    before = ["", *clicks]
-    for (text, _), last, click in zip(said, before, clicks, strict=False):
-        question = text.splitlines()[-1]
-        place = (
-            0
-            if question == "the first one"
-            else listed.index(question.removeprefix("after ").replace("< prev", last)) + 1
-        )
-        assert click == listed[place]
-    assert len(said) == 10 and len(set(clicks)) > 1 and any(text == "< prev" for text, _ in said)
-
-
 def test_a_drill_asks_for_options_and_prices(shopping):
     shelf = SHELVES[shopping[0].kind]
     values, backs = {*shelf.first[1], *shelf.second[1]}, 0
@@ -178,12 +162,19 @@ def test_a_drill_asks_what_a_page_tells(shopping):
     wanted = task.spec["attributes"]
     for text, command in said:
         (need,) = [
-            n
-            for n in SHELVES[task.kind].needs
-            if n in text.removeprefix(f"Instruction: {task.spec['instruction']}\n")
+            n for n in SHELVES[task.kind].told if n in text.removeprefix(f"Instruction: {task.spec['instruction']}\n")
         ]
         assert command in ((f"click[{need}]", "click[buy now]") if need in wanted else ("click[< prev]",)), text
     assert {command == "click[< prev]" for _, command in said} == {True, False}
+
+
+def test_a_drill_asks_whom_advice_is_for(shopping):
+    task, said = shopping[0], meant(*shopping)
+    own = SCOPES[task.kind]
+    asked = {text.splitlines()[-1]: command for text, command in said}
+    assert set(asked) == set(SCOPES.values())
+    assert asked.pop(own) in (f"click[{own[:-1]}]", "click[buy now]")
+    assert set(asked.values()) == {"click[< prev]"}
 
 
 def test_a_drill_visits_products(shopping):

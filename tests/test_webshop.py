@@ -423,7 +423,7 @@ def test_without_bm25s(env, panels, monkeypatch):
 
 
 def test_the_catalogue_is_the_same_everywhere():
-    assert made().name == "made-66963b73d19a"  # also in the committed panels: a change needs new panels
+    assert made().name == "made-57621d9d486a"  # also in the committed panels: a change needs new panels
     assert len(made().products) == 2088 >= 1000
     started = time.process_time()
     made.__wrapped__()
@@ -436,9 +436,9 @@ def test_committed_panels(panels):
         assert (
             panel_hash(tasks)
             == {
-                "train": "0be96d2d64c6",
-                "valid_seen": "28e3f01f7d68",
-                "valid_unseen": "e06531a30e73",
+                "train": "a704a210acce",
+                "valid_seen": "11bf2d72f4cd",
+                "valid_unseen": "b395b4389f60",
             }[split]
         )
         assert tasks == sorted(made_tasks(split, made().name), key=lambda t: t.id)
@@ -460,6 +460,15 @@ def test_a_search_for_the_title_s_need_lists_its_family_first(env, panels):
     assert set(places) == {1, 2} and min(places.values()) > 0.4 * places.total()
 
 
+def test_no_name_tells_what_a_page_is_read_for(panels):
+    """So a need that a page tells and the instruction names was met in the instruction alone."""
+    for product in made().products.values():
+        assert not [need for need in SHELVES[product.category].told if need in product.title.lower()]
+    for task in (task for tasks in panels.values() for task in tasks):
+        named, read = task.spec["attributes"]
+        assert named in SHELVES[task.kind].needs and read in SHELVES[task.kind].told
+
+
 def pairs(task):
     return {(task.kind, need, value) for need in task.spec["attributes"] for value in task.spec["options"].values()}
 
@@ -474,9 +483,10 @@ def test_unseen_means_other_products_types_and_pairs(panels):
     for known in ("train", "valid_seen"):
         assert not types[known] & types["valid_unseen"]
         assert not asked[known] & asked["valid_unseen"]
-    # of 36 pairs with a first option a third is unseen, so of 18 with a second one, which two kinds ask for
-    assert len(asked["train"]) == 5 * 24 + 2 * 12 and len(asked["valid_unseen"]) == 5 * 12 + 2 * 6
-    assert asked["valid_seen"] <= asked["train"]
+    # of 72 pairs with a first option a third is unseen, so of 36 with a second one, which two kinds ask for
+    for split, there in (("train", 5 * 48 + 2 * 24), ("valid_unseen", 5 * 24 + 2 * 12)):
+        assert 0.95 * there <= len(asked[split]) <= there
+    assert len(asked["valid_seen"] - asked["train"]) <= 1  # chance gave that pair no training task
     # the same words, though
     words = {split: set(re.findall(r"[a-z]+", " ".join(found))) for split, found in texts.items()}
     assert words["valid_unseen"] <= words["train"]

@@ -26,12 +26,16 @@ FILLERS = ("made for every day", "easy to use")
 
 @dataclass(frozen=True)
 class Shelf:
-    """The words of a kind. Every modifier goes with every head; needs and option values fall into three classes."""
+    """The words of a kind. Every modifier goes with every head; needs and option values fall into three classes.
+
+    A task has two needs: one of `needs`, which stands in the name of its product, and one of `told`, which does not.
+    """
 
     path: str
     modifiers: tuple[str, ...]
     heads: tuple[str, ...]
     needs: tuple[str, ...]
+    told: tuple[str, ...]
     first: tuple[str, tuple[str, ...]]
     second: tuple[str, tuple[str, ...]]
     asked: int
@@ -54,6 +58,7 @@ SHELVES = {
         _words("face hand body hair"),
         _words("cream oil mask wash serum balm scrub lotion"),
         ("cruelty free", "anti aging", "dry skin", "paraben free", "long lasting", "alcohol free"),
+        ("fine lines", "dark spots", "sensitive skin", "damaged hair", "ultra light", "travel friendly"),
         ("scent", _words("rose mint lemon vanilla coconut cedar")),
         ("size", _words("mini regular jumbo")),
         1,
@@ -63,6 +68,7 @@ SHELVES = {
         _words("desk studio gaming car"),
         _words("speaker headset keyboard microphone charger camera monitor radio"),
         ("noise cancelling", "fast charging", "water resistant", "high resolution", "hands free", "low power"),
+        ("stereo sound", "plug and play", "dust proof", "quick release", "touch control", "voice command"),
         ("color", _words("black white silver blue gold gray")),
         ("plug", _words("us eu uk")),
         2,
@@ -72,6 +78,7 @@ SHELVES = {
         _words("trail running rain winter"),
         _words("shoe boot jacket pants sock hat glove vest"),
         ("non slip", "machine washable", "quick drying", "slim fit", "fleece lined", "arch support"),
+        ("hidden pocket", "soft lining", "double stitched", "easy zip", "hand made", "odor control"),
         ("color", _words("black white navy red green pink")),
         ("size", _words("small medium large")),
         2,
@@ -81,6 +88,7 @@ SHELVES = {
         _words("office patio kitchen bedroom"),
         _words("table chair shelf bench lamp rug stool cabinet"),
         ("solid wood", "easy assembly", "space saving", "stain resistant", "heavy duty", "eco friendly"),
+        ("powder coated", "scratch proof", "mid century", "non toxic", "hand woven", "fully assembled"),
         ("color", _words("walnut white black gray teal oak")),
         ("size", _words("compact narrow wide")),
         1,
@@ -90,6 +98,7 @@ SHELVES = {
         _words("breakfast snack protein oat"),
         _words("bar cookie cracker cereal muffin bread granola wafer"),
         ("gluten free", "sugar free", "low sodium", "non gmo", "high fiber", "dairy free"),
+        ("low carb", "plant based", "kosher certified", "whole grain", "fair trade", "ready to eat"),
         ("flavor", _words("almond honey maple berry cinnamon ginger")),
         ("pack", _words("single double dozen")),
         1,
@@ -125,7 +134,8 @@ def unseen_type(shelf: Shelf, modifier: str, head: str) -> bool:
 def unseen_pair(shelf: Shelf, need: str, value: str) -> bool:
     """Whether only tasks of `valid_unseen` ask for this need and this option value together."""
     values = shelf.first[1] if value in shelf.first[1] else shelf.second[1]
-    return (shelf.needs.index(need) + values.index(value)) % 3 == 0
+    needs = shelf.needs if need in shelf.needs else shelf.told
+    return (needs.index(need) + values.index(value)) % 3 == 0
 
 
 @functools.cache
@@ -167,7 +177,7 @@ def _family(kind: str, cell: tuple[str, str, str], unseen: bool, draw: _Draw) ->
         return unseen_pair(shelf, need, value) == unseen
 
     while True:  # a second need and option values whose pairs all belong to the split
-        other = draw.one(n for n in shelf.needs if n != need)
+        other = draw.one(shelf.told)
         wanted = {name: draw.one(values) for name, values in (shelf.first, shelf.second)}
         asked = dict(list(wanted.items())[: shelf.asked])
         if all(fits(n, v) for n in (need, other) for v in asked.values()):
@@ -175,7 +185,7 @@ def _family(kind: str, cell: tuple[str, str, str], unseen: bool, draw: _Draw) ->
     place = draw.one((1, 2))
     level = 10 * (1 + (shelf.modifiers.index(modifier) * 3 + shelf.heads.index(head)) % 4)
     bound = float(level + draw.one((20, 30, 30, 40, 40, 40)))  # the larger of two of the next four multiples of 10
-    wrong = draw.order(n for n in shelf.needs if n not in (need, other))
+    wrong = draw.order(n for n in shelf.told if n != other)
     brands = draw.order(BRANDS)
     rows = []
     for n in range(3):

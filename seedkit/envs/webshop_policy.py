@@ -30,14 +30,14 @@ from seedkit.envs.webshop_catalogue import (
 )
 from seedkit.envs.webshop_data import made
 from seedkit.envs.webshop_expert import Expert, habit
-from seedkit.envs.webshop_skills import AVOID, PLACEBOS, SCOPES, WORKFLOWS, Wish, parse_goal, read_results, skill_text
+from seedkit.envs.webshop_skills import AVOID, PLACEBOS, SCOPES, WORKFLOWS, Wish, parse_goal, skill_text
 from seedkit.policy import Policy
 from seedkit.train import Stage1Config
 from seedkit.types import Skill, Task
 
 SHOPS = range(100, 108)
 """Seeds of the catalogues that training shops in."""
-NEEDS = tuple(need for shelf in SHELVES.values() for need in shelf.needs)
+NEEDS = tuple(need for shelf in SHELVES.values() for need in (*shelf.needs, *shelf.told))
 PHRASES = (
     *NEEDS,
     *FILLERS,
@@ -81,7 +81,7 @@ def _vocabulary() -> tuple[str, list[str], list[str]]:
     words |= {"##-"}
     names = {f"##{n}" for n in range(10, 100)} | {name.lower() for name in (*BRANDS, *CALLS)}
     for shelf in SHELVES.values():
-        names |= {*shelf.modifiers, *shelf.heads, *shelf.needs, *shelf.first[1], *shelf.second[1]}
+        names |= {*shelf.modifiers, *shelf.heads, *shelf.needs, *shelf.told, *shelf.first[1], *shelf.second[1]}
     return pattern, sorted(words - names), sorted(names)
 
 
@@ -119,7 +119,7 @@ def drill(policy: Policy, recipe: Recipe, rng: random.Random) -> Text:
     """Pages and questions that are answered by a look at another place: one thing that shopping needs, many times."""
     task = rng.choice(_tasks())
     shop, wish = _shops()[task.spec["catalogue"]], parse_goal(f"Instruction: {task.spec['instruction']}")
-    sort = rng.choice((following, offered, dear, told, visits))
+    sort = rng.choice((offered, dear, told, meant, visits, visits))
     said = sort(task, shop, State("results", f"{wish.needs[0]} {wish.query}"), wish, rng)
     skill = Skill(skill_text(task.kind, task.kind)) if sort is visits else None
     return weigh_drill(ORGANISM, policy, said, task, recipe, skill)
@@ -132,21 +132,6 @@ Said = list[tuple[str, str]]
 def listed_of_kind(task: Task, shop: Shop, results: State) -> list[str]:
     """The products of the task's kind on the first page of results."""
     return [a for a in shop.find(results.query)[:PAGE_SIZE] if shop.products[a].category == task.kind]
-
-
-def following(task: Task, shop: Shop, results: State, wish: Wish, rng: random.Random) -> Said:
-    """What to open after the product that was opened last, or that the question names."""
-    page = shop.page(results).text
-    listed, said, last = list(read_results(page)), Said(), ""
-    for n in range(10):
-        if last in listed[:-1] and rng.random() < 0.5:
-            question, place = "< prev", listed.index(last) + 1
-        else:
-            place = rng.randrange(len(listed))
-            question = f"after {listed[place - 1]}" if place else "the first one"
-        last = listed[place]
-        said.append((question if n else f"{page}\n{question}", f"click[{last}]"))
-    return said
 
 
 def offered(task: Task, shop: Shop, results: State, wish: Wish, rng: random.Random) -> Said:
@@ -182,10 +167,20 @@ def told(task: Task, shop: Shop, results: State, wish: Wish, rng: random.Random)
     need_told = next((need for need in wish.needs if need in page), FILLERS[0])
     said, names = Said(), rng.random() < 0.5
     for n in range(10):
-        need = rng.choice(wish.needs if rng.random() < 0.45 else SHELVES[task.kind].needs)
+        need = wish.needs[1] if rng.random() < 0.4 else rng.choice(SHELVES[task.kind].told)
         right = (need if names else "buy now") if need in wish.needs else "< prev"
         first = "" if n else f"Instruction: {task.spec['instruction']}\n"
         said.append((first + page.replace(need_told, need), f"click[{right}]"))
+    return said
+
+
+def meant(task: Task, shop: Shop, results: State, wish: Wish, rng: random.Random) -> Said:
+    """Whether advice is about the kind of thing that is wanted: buy or, in half of the texts, name its scope."""
+    said, names = Said(), rng.random() < 0.5
+    for n, scope in enumerate(rng.sample(list(SCOPES.values()), len(SCOPES))):
+        fits = scope == SCOPES[task.kind]
+        first = "" if n else f"Instruction: {task.spec['instruction']}\n"
+        said.append((first + scope, f"click[{(scope[:-1] if names else 'buy now') if fits else '< prev'}]"))
     return said
 
 
@@ -211,7 +206,7 @@ def rename(policy: Policy, text: Text, few: bool, rng: random.Random) -> list[in
     """The text with brands and ids, and the words of its kind exchanged, each for another of its sort."""
     number = policy.tokenizer.convert_tokens_to_ids
     shelf, spec = SHELVES[text.task.kind], text.task.spec
-    sorts = (shelf.modifiers, shelf.heads, shelf.needs, shelf.first[1], shelf.second[1])
+    sorts = (shelf.modifiers, shelf.heads, shelf.needs, shelf.told, shelf.first[1], shelf.second[1])
     names: dict[str, str] = {}
     modifier, head = parse_goal(f"Instruction: {spec['instruction']}").query.split()
     while True:
@@ -264,10 +259,10 @@ many times for one thing that shopping needs (`drill`). A quarter of the episode
 
 **Licence.** Apache-2.0, as the repository; the catalogue is made up.""",
     recipe=Recipe(
-        drills=6000,
+        drills=12000,
         renamed=1.0,
-        steps=2800,
-        drill_share=0.12,
+        steps=3400,
+        drill_share=0.2,
         reading_share=0.15,
         reading_weight=1.0,
         few_share=0.0,
