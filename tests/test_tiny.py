@@ -20,8 +20,8 @@ from seedkit.envs.tiny import CONDITIONS, HEAD, Recipe, demonstrations, make_pol
 from seedkit.envs.webshop import Shop, State
 from seedkit.envs.webshop_catalogue import SHELVES, unseen_pair, unseen_type
 from seedkit.envs.webshop_data import made as made_catalogue
-from seedkit.envs.webshop_policy import SHOPS, dear, meant, offered, told, visits
-from seedkit.envs.webshop_skills import SCOPES, parse_goal
+from seedkit.envs.webshop_policy import SHOPS, dear, offered, told, visits
+from seedkit.envs.webshop_skills import parse_goal
 from seedkit.train import Stage1Config, stage1
 
 NAMES = ("household", "search", "webshop")
@@ -166,15 +166,6 @@ def test_a_drill_asks_what_a_page_tells(shopping):
         ]
         assert command in ((f"click[{need}]", "click[buy now]") if need in wanted else ("click[< prev]",)), text
     assert {command == "click[< prev]" for _, command in said} == {True, False}
-
-
-def test_a_drill_asks_whom_advice_is_for(shopping):
-    task, said = shopping[0], meant(*shopping)
-    own = SCOPES[task.kind]
-    asked = {text.splitlines()[-1]: command for text, command in said}
-    assert set(asked) == set(SCOPES.values())
-    assert asked.pop(own) in (f"click[{own[:-1]}]", "click[buy now]")
-    assert set(asked.values()) == {"click[< prev]"}
 
 
 def test_a_drill_visits_products(shopping):

@@ -20,7 +20,7 @@ _PAGE = {"beauty": "features", "garden": "description", "grocery": "reviews"}  #
 _NEEDS = {need for shelf in SHELVES.values() for need in shelf.told}
 # What someone without advice does: mediocre, in the ways people fail at these tasks.
 _CARELESS = {
-    "first": 0.36,
+    "first": 0.325,
     "bare": 0.12,
     "beauty": 0.05,
     "electronics": 0.04,
@@ -28,7 +28,7 @@ _CARELESS = {
     "garden": 0.05,
     "grocery": 0.05,
 }
-HABITS = {kind: _CARELESS | {kind: 0.34} for kind in SHELVES}
+HABITS = {kind: _CARELESS | {kind: 0.375} for kind in SHELVES}
 
 
 def habit(kind: str, rng: random.Random) -> str:
