@@ -35,9 +35,9 @@ def made(request):
 
 @pytest.fixture(scope="module")
 def shown(made):
-    """(policy, demonstrations) of 24 tasks, under four conditions each."""
+    """(policy, demonstrations) of 60 tasks, under four conditions each."""
     policy = make_policy(made)
-    shows = demonstrations(made, policy, made.play(False), made.games(24, 5, False), 96, 5)
+    shows = demonstrations(made, policy, made.play(False), made.games(60, 5, False), 240, 5)
     return policy, list(shows)
 
 
