@@ -484,9 +484,10 @@ def test_unseen_means_other_products_types_and_pairs(panels):
         assert not types[known] & types["valid_unseen"]
         assert not asked[known] & asked["valid_unseen"]
     # of 72 pairs with a first option a third is unseen, so of 36 with a second one, which two kinds ask for
-    for split, there in (("train", 5 * 48 + 2 * 24), ("valid_unseen", 5 * 24 + 2 * 12)):
-        assert 0.95 * there <= len(asked[split]) <= there
-    assert len(asked["valid_seen"] - asked["train"]) <= 1  # chance gave that pair no training task
+    there = {"train": 5 * 48 + 2 * 24, "valid_unseen": 5 * 24 + 2 * 12}
+    # a few have no task in their split, by chance
+    assert {split: count - len(asked[split]) for split, count in there.items()} == {"train": 3, "valid_unseen": 1}
+    assert asked["valid_seen"] - asked["train"] == {("fashion", "odor control", "black")}
     # the same words, though
     words = {split: set(re.findall(r"[a-z]+", " ".join(found))) for split, found in texts.items()}
     assert words["valid_unseen"] <= words["train"]
